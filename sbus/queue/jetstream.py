@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from copy import copy
@@ -46,6 +47,8 @@ _TIMEOUT = 5.0
 _PULL_TIME = 30
 """Seconds for which nats-server remembers that jobs are wanted."""
 _MOST_BYTES = 64 << 20
+_AT_ONCE = 64
+"""Jobs that are read from the stream, or moved, at once: long ones take memory."""
 _CONSUMER = "services"
 
 
@@ -57,7 +60,6 @@ class _Held(NamedTuple):
 
     seq: int
     reply: str
-    payload: bytes
 
 
 def _build(job: Job, payload: bytes) -> bytes:
@@ -111,6 +113,7 @@ class JetStore(Store):
         self._held: dict[int, _Held] = {}
         self._arrived: list[Job] = []
         self._late: list[Job] = []  # that the stream had no room for
+        self._gate = asyncio.Semaphore(_AT_ONCE)
         self._pulled = 0  # jobs that nats-server was asked for and that have not come
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sbus.queue.nats", daemon=True)
@@ -227,9 +230,11 @@ class JetStore(Store):
         if held is not None and not held.reply and held.seq > seq:
             await message.ack()  # the service that moved it to the dead ones was interrupted
             return
-        self._held[job.id] = _Held(seq, message.reply, payload)
+        self._held[job.id] = _Held(seq, message.reply)
         if held is None or not held.reply:
             job.tries += delivered - 1
+            if job.due <= time.time():  # else it would be in memory for long
+                job.payload = payload
             self._arrived.append(job)
 
     def take(self) -> list[Job]:
@@ -275,7 +280,8 @@ class JetStore(Store):
         :raises QueueError: if nats-server drops it for a message that is not this job.
         """
         id = f"move.{held.seq}.{kind}"
-        seq, is_known = await self._publish(kind, id, _build(job, held.payload))
+        payload = await self._payload(held) if job.payload is None else job.payload
+        seq, is_known = await self._publish(kind, id, _build(job, payload))
         if is_known:
             with suppress(NotFoundError):  # it has moved, and another service was faster
                 known = await self._js.get_msg(self._stream, seq)
@@ -298,8 +304,11 @@ class JetStore(Store):
                 return  # it has moved
             del self._held[job.id]  # it may come back at once
             try:
-                seq = await self._move(job, kind, held)
-                await self._end(held)
+                async with self._gate:
+                    seq = await self._move(job, kind, held)
+                    await self._end(held)
+            except NotFoundError:
+                return  # it has moved, and another service was faster
             except BaseException as e:
                 self._held.setdefault(job.id, held)
                 if not _is_full(e):
@@ -307,7 +316,7 @@ class JetStore(Store):
                 late.append(job)
                 return
             if kind == "dead":
-                self._held[job.id] = _Held(seq, "", held.payload)
+                self._held[job.id] = _Held(seq, "")
 
         async def end(id: int) -> None:
             if (held := self._held.get(id)) is not None:
@@ -349,9 +358,9 @@ class JetStore(Store):
                 break
             seq = (message.seq or 0) + 1
             with suppress(ValueError):  # another program's
-                job, payload = _parse(seq - 1, message.data or b"")
+                job, _ = _parse(seq - 1, message.data or b"")
                 jobs.append(job)
-                self._held[job.id] = _Held(seq - 1, "", payload)
+                self._held[job.id] = _Held(seq - 1, "")
         for id, held in known.items():
             if self._held.get(id) is held:  # else it was found again
                 self._held.pop(id, None)
@@ -369,8 +378,25 @@ class JetStore(Store):
         return self._do(ask())
 
     def payloads(self, ids: Iterable[int]) -> dict[int, bytes]:
-        """Return the payloads of jobs, as far as they are here."""
-        return {id: held.payload for id in ids if (held := self._held.get(id)) is not None}
+        """Return the payloads of jobs, as far as they are here and in the stream."""
+
+        async def read(id: int) -> None:
+            if (held := self._held.get(id)) is not None:
+                async with self._gate:
+                    with suppress(NotFoundError):  # another service has it
+                        found[id] = await self._payload(held)
+
+        found: dict[int, bytes] = {}
+        self._do(_finish_all(map(read, ids)))
+        return found
+
+    async def _payload(self, held: _Held) -> bytes:
+        """Return the payload of a message.
+
+        :raises NotFoundError: if the stream no longer has it.
+        """
+        message = await self._js.get_msg(self._stream, held.seq)
+        return _parse(held.seq, message.data or b"")[1]
 
 
 class _Jobs(JobQueue):

@@ -264,6 +264,8 @@ class JobQueue:
         for job in sorted(jobs, key=lambda job: (not job.batch, not job.tries, job.id)):
             if job.due <= now:
                 job.due = 0.0  # its delay was over before: it comes before later jobs of its key
+            elif job.tries:
+                job.due = min(job.due, now + _LONGEST_PAUSE)  # the clock may have been set
             self.add(job, now)
 
     def add(self, job: Job, now: float = 0.0) -> None:
@@ -439,6 +441,17 @@ class JobQueue:
         """Return when `advance` is next needed; ``inf`` for never."""
         lease_end = next(iter(self._leases.values())).until if self._leases else math.inf
         return min(lease_end, self._delayed[0][0]) if self._delayed else lease_end
+
+    def clock_set(self, seconds: float) -> None:
+        """Note that the clock was set: leases, and pauses after failures, end when they would have ended."""
+        for job in self._leases.values():
+            job.until += seconds
+        delayed = [each for id in {id for _, id in self._delayed} if (each := self.jobs.get(id)) and each.due]
+        for job in delayed:
+            if job.tries:
+                job.due += seconds
+        self._delayed = [(job.due, job.id) for job in delayed]
+        heapify(self._delayed)
 
     def _hand_out(self) -> list[Batch]:
         most_bytes = min(_MOST_BYTES_EACH, _MOST_BYTES_OUT // max(1, len(self.workers)))

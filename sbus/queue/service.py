@@ -1,8 +1,8 @@
 """One job queue on the bus: its two connections, its turns, and its workers' ends.
 
 There are two connections, so that acks never wait behind new jobs: the first one reads publishers only as fast as the
-disk takes their jobs; the second one always reads workers and operators. The bus blocks publishers as soon as the first
-socket is full (soft ``block``): if it used its queue, a flood of one user would be up to 65,536 jobs ahead of
+disk takes their jobs; the second one always reads workers and operators. The bus blocks whoever publishes to a socket
+that is full (soft ``block``): if it used its queue, a flood of one user would be up to 65,536 messages ahead of
 another's.
 
 A turn writes to the disk without a thread. Meanwhile the next messages gather, and share the next sync.
@@ -58,6 +58,12 @@ _STOP_TIMEOUT = 5.0
 _FEW_JOBS, _SMALL_JOB = 1024, 1024
 """While a queue has at most this many jobs, ready jobs of at most this many bytes keep their payloads in memory:
 reading each from the store takes 7 % of the service's time."""
+_MOST_TAKEN = 1 << 20
+"""Bytes of new jobs after which publishers wait for the turn: the store's reserve has room for them."""
+_SET = 1.0
+"""Seconds of difference from which on the wall clock was set: a clock that is only adjusted does not disturb leases."""
+_MOST_WORDS = 2 + 2 * MOST_CREDIT
+"""Words after the token: an ack that names all jobs that a worker may have."""
 _TOKEN, _ROUND = re.compile(rb"[0-9a-f]{1,64}"), re.compile(rb"[0-9]{1,19}")
 _MOST_SHOWN, _SHOWN_BYTES = 100, 200
 """Jobs in an answer to an operator, and bytes of each key and payload in it, so that it fits a packet."""
@@ -85,6 +91,7 @@ class QueueService(Service):
 
     :param address: the address of the bus.
     :param fail: called when the service cannot continue; the log has the reason.
+    :param wall_clock: returns seconds since 1970.
     :ivar jobs: the jobs.
     :ivar problem: why the disk refuses, or nothing.
     """
@@ -93,14 +100,21 @@ class QueueService(Service):
     _store: Store
 
     def __init__(
-        self, reactor: Any, address: str, settings: Settings, fail: Callable[[], object], max_packet: int
+        self,
+        reactor: Any,
+        address: str,
+        settings: Settings,
+        fail: Callable[[], object],
+        max_packet: int,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._reactor = reactor
         self._address = address
         self.settings = settings
         self._fail = fail
         self._has_given_up = False
-        self._epoch = time.time() - reactor.seconds()
+        self._wall_clock = wall_clock
+        self._epoch = wall_clock() - reactor.seconds()
         self.jobs = JobQueue(settings)
         self.problem = ""
         limits = f"most={settings.most}, bytes={settings.most_bytes}"
@@ -108,6 +122,8 @@ class QueueService(Service):
         self._answers: list[tuple[Message, bytes]] = []  # for when all is on the disk
         self._fresh: dict[tuple[int, bytes], int] = {}  # IDs against doubles that are not on the disk
         self._jobs_in: list[Subscription] = []
+        self._taken = 0  # bytes of new jobs since the last turn
+        self._room: defer.Deferred[None] | None = None  # while the disk has no room for new jobs
         self._vigils = Vigils(reactor, self._key(b"worker/"), self._worker_gone)
         self._turns = Turns(reactor, self._run_turn)
         self._services = [
@@ -119,9 +135,14 @@ class QueueService(Service):
         return queue_key(self.settings.name, verb)
 
     def _now(self) -> float:
-        """Return seconds since 1970, by a clock that nobody sets while the service runs."""
+        """Return seconds since 1970; leases and pauses go on if the clock was set, or the machine has slept."""
         seconds: float = self._epoch + self._reactor.seconds()
-        return seconds
+        set_by = self._wall_clock() - seconds
+        if abs(set_by) < _SET:
+            return seconds
+        self._epoch += set_by
+        self.jobs.clock_set(set_by)
+        return seconds + set_by
 
     # --- the service -------------------------------------------------------------------------
 
@@ -159,6 +180,8 @@ class QueueService(Service):
             with suppress(SbusError):
                 self._intake.send([build(UNSUB, each.pattern) for each in self._jobs_in])
                 await self._intake.fence(_STOP_TIMEOUT)  # what was queued for the service comes first
+        if self._room is not None:
+            self._room.cancel()
         try:
             await self._turns.end(self._store.close).addTimeout(_STOP_TIMEOUT, self._reactor)
         except defer.TimeoutError:
@@ -180,7 +203,7 @@ class QueueService(Service):
     async def _set_up_floor(self, bus: Bus) -> None:
         self._floor = bus
         bus.echo(False)
-        bus.flood_control(hard="block")
+        bus.flood_control(soft="block", hard="block")
         for key in (self._key(b"admin/*"), ALL_QUEUES):
             bus.respond(key, self._asked)  # already: of two services that start at once, none misses the other
         with suppress(NobodyListens, NotAllowed, TimedOut):
@@ -236,11 +259,12 @@ class QueueService(Service):
                     self._fail_put(message, str(e))
                     continue
             job = Job(0, key, name, uid, len(key) + len(payload), payload, due, ident)
+            self._taken += job.size
             if job.size > longest:
                 self._refuse(request, job, f"a job has at most {longest:,} bytes with its key: put it into a file")
             else:
                 self._admit(request, job)
-        if self._turns.is_under_way:  # the disk refuses
+        if self._turns.is_under_way or self._room is not None or self._taken > _MOST_TAKEN:  # else the disk may refuse
             self._intake.pause_for(self._jobs_in[0])
         self._turns.came(len(messages))
 
@@ -291,17 +315,25 @@ class QueueService(Service):
         sender, said = messages[0].sender, 0
         name = b" " + str(sender).encode()
         for message in messages:
-            token, *words = message.payload.split(b" ")
+            token, _, text = message.payload.partition(b" ")
+            holder = token + name
+            if verb != b"ready" and holder not in self.jobs.workers:
+                self.jobs.events["stale"] += 1
+                continue  # unread: anybody may send these
+            words = text.split(b" ") if text else []
             said += max(1, len(words) // 2)  # many acks may share a message
             try:
+                if len(words) > _MOST_WORDS:
+                    raise ValueError("more jobs than a worker has")
                 if verb == b"ready":
                     uid = sender.uid if sender is not None and sender.uid is not None else -1
-                    self._worker_ready(token, token + name, uid, words)
+                    self._worker_ready(token, holder, uid, words)
                 else:
-                    self._worker_answered(verb, token + name, words)
+                    self._worker_answered(verb, holder, words)
             except (ValueError, IndexError):
                 self.jobs.events["malformed"] += 1
-        self._turns.came(said)
+        if said:
+            self._turns.came(said)
 
     def _worker_answered(self, verb: bytes, holder: bytes, words: list[bytes]) -> None:
         jobs = self.jobs
@@ -366,6 +398,10 @@ class QueueService(Service):
             if job.state != "ready" or job.size > _SMALL_JOB or not is_short:
                 job.payload = None  # it is in the store
         self._turns.expected = len(answers) + len(handed)
+        if changes.new and self._room is None:
+            self._check_room()
+        self._taken = 0
+        self._read_publishers()
         # There may be more than a turn hands out.
         self._turns.begin(0.0 if len(handed) >= MOST_DELIVERIES else jobs.next_time() - self._now())
 
@@ -395,18 +431,32 @@ class QueueService(Service):
             if attempt % 60 == 0:
                 why = f"{self._store.path}: cannot write: {self.problem}"
                 self._log.error("{why}: publishers wait; make room, or start it again", why=why)
-            if attempt % _SIP == _SIP - 1 and attempt < _MOST_ATTEMPTS:
-                self._read_publishers()
+            if attempt % _SIP == _SIP - 1 and attempt < _MOST_ATTEMPTS and self._jobs_in:
+                self._intake.resume_for(self._jobs_in[0])
             await deferLater(self._reactor, _RETRY)
         self._turns.wrote(self._reactor.seconds() - start)
-        self._read_publishers()
         if self.problem:
             self._log.info("{path}: the disk takes jobs again", path=self._store.path)
             self.problem = ""
         return result
 
+    def _check_room(self) -> None:
+        """Let publishers wait while the disk has room for acks alone; these make some."""
+
+        async def wait() -> None:
+            await self._on_disk(self._store.check_room)
+            self._room = None
+            self._read_publishers()
+
+        try:
+            self._store.check_room()
+        except sqlite3.OperationalError:
+            self._intake.pause_for(self._jobs_in[0])
+            self._room = defer.Deferred.fromCoroutine(wait())
+            self._room.addErrback(lambda reason: reason.trap(defer.CancelledError))
+
     def _read_publishers(self) -> None:
-        if self._jobs_in:
+        if self._jobs_in and self._room is None:
             self._intake.resume_for(self._jobs_in[0])
 
     def _send(self, batches: list[Batch], died: list[Job]) -> None:

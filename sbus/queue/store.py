@@ -6,6 +6,8 @@ nothing, and can be repeated. flock(2) holds the lock: SQLite's own locks end wh
 The row of a batch is written before its jobs are sent, and again when one of them comes back. Once all have left it, it
 is deleted with the next write of a batch.
 
+Acks need room, too, before they free some. So new jobs leave a reserve: else a disk that is full of jobs would stay so.
+
 A job's number is never used again, so a late ack never meets another job. The IDs of a user's jobs are kept for a day,
 and as many as there are slots: a new one takes the place of the oldest.
 """
@@ -41,6 +43,8 @@ KNOWN_SECONDS = 86_400.0
 """Seconds for which the ID of a publisher is kept."""
 _SLOTS = 1_000_000
 """IDs of one user that are kept: 100 MB of typical ones, and 600 MB of the longest."""
+_RESERVE = 32 << 20
+"""Bytes of the disk, or an eighth of a smaller one, that new jobs leave to the acks of earlier ones."""
 _ROWS = 64
 """Rows of one statement, which take half as long as 64 statements, and fit the cache of statements."""
 _INSERT = [f"INSERT INTO job VALUES {', '.join(['(?, ?, ?)'] * rows)}" for rows in range(_ROWS + 1)]
@@ -149,6 +153,21 @@ class Store:
             many("INSERT OR REPLACE INTO batch VALUES (?, ?, ?)", batches)
             many("DELETE FROM batch WHERE id BETWEEN ? AND ?", _ranges(changes.over))
         self._slots = slots
+
+    def check_room(self) -> None:
+        """Check that the disk has room for new jobs.
+
+        :raises sqlite3.OperationalError: if it has room for acks alone.
+        """
+        disk = os.fstatvfs(self._lock)
+        free, reserve = disk.f_bavail * disk.f_frsize, min(_RESERVE, disk.f_blocks * disk.f_frsize // 8)
+        if free > 4 * reserve:
+            return
+        pragmas = ("page_size", "page_count", "freelist_count")
+        size, pages, unused = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in pragmas)
+        owed = pages * size - os.fstat(self._lock).st_size  # the file grows by this when SQLite empties the WAL
+        if free + unused * size - owed < reserve:
+            raise sqlite3.OperationalError("the disk has room for acks alone")
 
     def find_known(self, uid: int, ident: bytes, now: float) -> int | None:
         """Return the job that a user has put with an ID before."""

@@ -12,8 +12,8 @@ __all__ = ["Turns"]
 
 _MOST_PATIENCE = 0.02
 """Seconds for which a turn waits for more messages."""
-_LONGEST_TIMER = 3600.0
-"""Seconds after which there is a turn in any case: a timer cannot wait forever."""
+_LONGEST_TIMER = 60.0
+"""Seconds after which there is a turn in any case: the wall clock may have been set, and delays may be over."""
 
 
 class Turns:

@@ -9,7 +9,7 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import sbus
 from sbus.client.outbox import Outbox
 from sbus.client.subscription import Readers
 from sbus.client.workers import WorkCore
-from sbus.errors import Disconnected, NobodyListens, PacketTooLong, RequestFailed, UsageError
+from sbus.errors import Disconnected, NobodyListens, PacketTooLong, RequestFailed, TimedOut, UsageError
 from tests.integration.clients.backends import BACKENDS, Backend, Client
 from tests.integration.queue.conftest import Queued
 from tests.support.disks import filled, mounted
@@ -394,6 +394,33 @@ def test_full_disk_holds_publishers_back(bus: Any, spawn: Any, directory: Path) 
         service.wait_log("the disk takes jobs again")
         service.kill(signal.SIGKILL)
         service.wait()
+
+
+@pytest.mark.parametrize("key", ["put/k", "ready", "ack", "admin/ls"])
+def test_a_busy_service_holds_back_whoever_floods_it(queued: Start, key: str) -> None:
+    """While the service is busy, a flood waits in the socket of its author; another one's message is soon its turn."""
+    server = queued()
+    publisher, bystander = server.bus.client(), server.bus.client()
+    server.service.kill(signal.SIGSTOP)
+    try:
+        assert is_held_back(publisher, bystander, b"MSG queue/jobs/%b\0" % key.encode() + bytes(1000))
+    finally:
+        server.service.kill(signal.SIGCONT)
+
+
+def test_a_disk_that_is_full_of_jobs(bus: Any, spawn: Any, directory: Path) -> None:
+    """Publishers wait, and workers go on, which makes room."""
+    with mounted(directory / "disk", "16m") as disk:
+        server = bus()
+        service = spawn(QueueProcess, disk, server.address, "--queue=jobs").wait_started()
+        with sbus.connect(str(server.address)) as client, sbus.connect(str(server.address)) as worker:
+            with suppress(TimedOut):
+                while client.enqueue("jobs", "k", bytes(50_000), timeout=1):
+                    pass
+            for job in islice(worker.work("jobs"), ask(server.address, "ls")["jobs"]["ready"]):
+                job.ack()
+            client.enqueue("jobs", "k", bytes(50_000))
+        assert service.stop() == 0
 
 
 def test_full_disk_loses_nothing(bus: Any, spawn: Any, directory: Path) -> None:

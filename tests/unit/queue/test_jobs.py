@@ -376,6 +376,13 @@ def test_a_delay_that_is_over_is_over_after_a_start() -> None:
     assert [job.state for job in jobs] == ["ready", "waiting"]
 
 
+def test_a_pause_is_no_longer_after_a_start() -> None:
+    """If the clock was set back while no service ran, a failed job waits for the longest pause; a delayed one waits."""
+    jobs = [Job(1, b"k", b"0 -", 1, 1, due=9000.0, tries=1), Job(2, b"k", b"0 -", 1, 1, due=9000.0)]
+    JobQueue(Settings(), jobs, 3, now=6.0)
+    assert [job.due for job in jobs] == [306.0, 9000.0]
+
+
 def test_a_dead_job_holds_up_no_others_of_its_key() -> None:
     """Jobs of a key that were out without ordered=key may end in any order after a start with it."""
     jobs = [Job(id, b"k", b"0 -", 1, 1, tries=id < 3) for id in (1, 2, 3)]

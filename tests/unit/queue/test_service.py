@@ -63,13 +63,16 @@ class RecordingBus:
 class Served:
     """A service of the queue ``jobs``.
 
+    :ivar ahead: seconds by which the wall clock is ahead of the reactor's.
     :ivar writes: for each transaction, the number of jobs that it kept, and of those that it deleted.
     """
+
+    ahead = 10_000.0
 
     def __init__(self, path: Path, **chosen: Any) -> None:
         self.clock = Clock()
         settings = Settings(name="jobs", store=str(path), **chosen)
-        self.service = QueueService(self.clock, "bus", settings, self.fail, 100_000)
+        self.service = QueueService(self.clock, "bus", settings, self.fail, 100_000, self.wall_clock)
         self.service._load()
         self.bus: Any = RecordingBus()
         service: Any = self.service
@@ -81,6 +84,9 @@ class Served:
         self.seconds = 0.0
         self.has_failed = False
         self.replace(self.count)
+
+    def wall_clock(self) -> float:
+        return float(self.clock.seconds()) + self.ahead
 
     def close(self) -> None:
         self.service._store.close()
@@ -164,6 +170,17 @@ def test_a_job_that_is_named_twice(served: Served) -> None:
     served.clock.advance(1)
     assert served.service.jobs.counts()["out"] == 0
     assert served.service.jobs.events["acked"] == 2
+
+
+def test_words_that_no_worker_says(served: Served) -> None:
+    """A stranger's acks are counted unread, and begin no turn; a worker's ack that names too many jobs is malformed."""
+    served.say(b"ack", b"no numbers")
+    assert (served.service.jobs.events["stale"], served.clock.getDelayedCalls()) == (1, [])
+    served.say(b"ready", b"1 1")
+    served.say(b"ack", b"1 1 " * MOST_CREDIT + b"1 1")
+    assert served.service.jobs.events["stale"] == 1 + MOST_CREDIT + 1
+    served.say(b"ack", b"1 1 " * 2 * MOST_CREDIT + b"1 1")
+    assert (served.service.jobs.events["stale"], served.service.jobs.events["malformed"]) == (MOST_CREDIT + 2, 1)
 
 
 def test_a_turn_waits_for_as_much_as_the_last_one_has_sent(served: Served) -> None:
@@ -458,3 +475,53 @@ def test_a_payload_that_cannot_be_read_is_read_again(served: Served) -> None:
     [packet] = served.take()
     assert packet.endswith(b" 1 1 30 7 " + NAME + b" k\0" + b"j" * 2000)
     assert served.service.jobs.counts()["ready"] == 1
+
+
+def test_many_bytes_wait_for_the_turn(served: Served) -> None:
+    """Publishers wait for the turn after a mebibyte, also if none of it is a job: the reserve has room for it."""
+    for size, count, is_read in ((90_000, 10, True), (90_000, 15, False), (100_000, 15, False), (0, 1, True)):
+        served.service._put(b"", [Sent(b"k", bytes(size))] * count)
+        assert served.bus.is_read == is_read
+        served.clock.advance(1)
+        assert served.bus.is_read
+
+
+def test_a_disk_without_room(served: Served) -> None:
+    """Publishers wait, and workers get jobs, whose acks make room."""
+    full = True
+
+    def check_room() -> None:
+        if full:
+            raise sqlite3.OperationalError("the disk has room for acks alone")
+
+    served.service._store.check_room = check_room  # type: ignore[method-assign]
+    served.put(1)
+    served.clock.advance(0)
+    assert (served.bus.is_read, served.service.problem) == (False, "the disk has room for acks alone")
+    served.say(b"ready", b"1 1")
+    served.clock.advance(0)
+    served.say(b"ack", b"1 1")
+    served.clock.advance(0.5)
+    assert (served.writes, served.bus.is_read) == ([(1, 0), (0, 0), (0, 1)], False)
+    full = False
+    served.clock.advance(1)
+    assert (served.bus.is_read, served.service.problem) == (True, "")
+
+
+@pytest.mark.parametrize("seconds", [-7200.0, 7200.0])
+def test_the_clock_is_set(tmp_path: Path, seconds: float) -> None:
+    """Or the machine has slept: leases and pauses stay as long as they were, and delays end by the new time."""
+    with closing(Served(tmp_path / "q", lease=30)) as served:
+        jobs = served.service.jobs
+        served.say(b"ready", b"1 2")
+        served.put(2)
+        served.clock.advance(0.1)
+        served.say(b"nack", b"1 1 failed x")
+        served.clock.advance(0.1)
+        served.ahead += seconds
+        served.put(1, b"not-before=%.3f" % (served.wall_clock() + 50))
+        seen = []
+        for later in (0.8, 0.2, 28.6, 0.4, 19.8, 0.4):
+            served.clock.advance(later)
+            seen.append((jobs.counts()["delayed"], jobs.events["expired"]))
+        assert seen == [(2, 0), (1, 0), (1, 0), (1, 1), (1, 2), (0, 2)]
