@@ -11,7 +11,7 @@ Pure decisions: the caller passes the time, makes `JobQueue.take_changes` durabl
 *dead*       kept for an operator
 ===========  ============================================================================================
 
-The number of a job that an operator has deleted stays in its heap, and is passed over at its turn.
+The number of a job that an operator has deleted stays in its heap, where it takes no turn.
 
 The jobs that a worker gets in one turn are a *batch*. The store notes their worker in one row, instead of once for each
 job.
@@ -450,8 +450,7 @@ class JobQueue:
         for job in delayed:
             if job.tries:
                 job.due += seconds
-        self._delayed = [(job.due, job.id) for job in delayed]
-        heapify(self._delayed)
+        self._delayed = sorted((job.due, job.id) for job in delayed)
 
     def _hand_out(self) -> list[Batch]:
         most_bytes = min(_MOST_BYTES_EACH, _MOST_BYTES_OUT // max(1, len(self.workers)))
@@ -476,10 +475,12 @@ class JobQueue:
                 passed.append(user)  # its jobs wait for an idle worker
                 continue
             job = self.jobs.get(heappop(heap))
+            if job is None or job.state != "ready":  # deleted meanwhile: that takes no turn
+                if user.ready or user.alone:
+                    turns.appendleft(user)
+                continue
             if user.ready or user.alone:
                 turns.append(user)
-            if job is None or job.state != "ready":
-                continue
             job.tries += 1
             worker.take(job)
             batch = batches.get(worker.holder)

@@ -73,6 +73,16 @@ def test_users_take_turns() -> None:
     assert [job.uid for job in advance(queue, 0.0)] == [1, 2, 3, 1]
 
 
+def test_deleted_jobs_take_no_turns() -> None:
+    """Users take turns with the jobs that are there: a user of whom an operator deletes some loses no turn."""
+    queue = queue_with(2)
+    deleted = [put(queue, b"k", b"", uid=1) for _ in range(2)]
+    for uid in (1, 2, 2):
+        put(queue, b"k", b"", uid=uid)
+    queue.drain(deleted)
+    assert sorted(job.uid for job in advance(queue, 0.0)) == [1, 2]
+
+
 def test_a_user_whose_jobs_kill_workers_takes_turns_too() -> None:
     """Jobs that go alone take the turns of their user: those of another one go between them."""
     queue = queue_with(1, deliveries=9)
