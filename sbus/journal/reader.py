@@ -121,8 +121,13 @@ class JournalReader:
         :param seq: the number after that row.
         """
         segments, end = self._visible()
-        # After a power cut there may be fewer rows to see, but more in the file, until a writer opens the journal.
-        return end < seq and (not segments or ends_with_sync(segments[-1]))
+        if end >= seq or not segments:
+            return end < seq
+        try:
+            # After a power cut there may be fewer rows to see, but more in the file, until a writer opens the journal.
+            return ends_with_sync(segments[-1])
+        except (JournalError, FileNotFoundError):
+            return True  # without its index, what could be found is all there is
 
     def _visible(self) -> tuple[list[Segment], int]:
         """Return the segments, and the number after the last row that readers may see."""
@@ -144,7 +149,7 @@ class JournalReader:
         try:
             check_end(newest)
             sync = last_sync(newest)
-        except JournalError:
+        except (JournalError, FileNotFoundError):
             if not self._skip_damaged:
                 raise
             try:
