@@ -570,6 +570,38 @@ def test_a_writer_leaves_a_segment_without_index(journal: Path, number: int) -> 
     assert [row["seq"] for row in rows] == list(range(ROWS + 1))
 
 
+@pytest.mark.parametrize("removed", [(".arrows",), (".arrows", ".json")])
+@pytest.mark.parametrize("numbers", [[1], [0, 1]])
+def test_a_writer_without_the_newest_rows(journal: Path, removed: tuple[str, ...], numbers: list[int]) -> None:
+    """The number of a row that is gone is not used again: the index of its segment states the last one."""
+    segments = list_segments(str(journal))
+    for number in numbers:
+        for suffix in removed:
+            os.unlink(segments[number].path(suffix))
+    reports: list[str] = []
+    for count in range(3):
+        with JournalWriter.open(journal, clock=Clock(), warn=reports.append) as writer:
+            assert writer.next_seq == ROWS + max(0, count - 1)
+            if count:
+                writer.append([(b"new", b"")])
+    missing = f"{segments[1].path()}: it is missing: "
+    assert [report[: len(missing)] for report in reports] == [missing] * 2
+    with locked(journal):
+        list(repair(journal))
+    rows = all_rows(journal, skip_damaged=False)
+    assert [row["seq"] for row in rows if row["key"] == b"new"] == [ROWS, ROWS + 1]
+    assert covered(rows) == list(range(rows[0]["seq"], ROWS + 2))
+
+
+def test_a_writer_with_a_summary_alone(journal: Path) -> None:
+    """A segment of which nothing but the summary is left is not taken for the remains of a deletion."""
+    segment = list_segments(str(journal))[1]
+    for suffix in (".arrows", ".idx"):
+        os.unlink(segment.path(suffix))
+    with pytest.raises(JournalError, match=r"\.idx: it no longer states .*record into another directory"):
+        JournalWriter.open(journal, clock=Clock(), warn=lambda text: None)
+
+
 @pytest.mark.parametrize("records", [0, 3, 10])
 def test_the_end_of_a_closed_index_is_lost(journal: Path, records: int) -> None:
     """No reader takes fewer rows for all of them: a closed segment states its last row, and a repair finds it."""
