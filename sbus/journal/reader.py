@@ -101,7 +101,7 @@ class JournalReader:
         if changed < 0 or changed != self._listed_at:
             self._listed_at = changed if time.time_ns() - changed > _MTIME_TICK else -1
             self._listed = list_segments(self.directory)
-        return list(self._listed)
+        return self._listed
 
     def start(self) -> int:
         """Return the number of the first row that is still there."""
