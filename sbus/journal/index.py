@@ -103,6 +103,10 @@ class Record(NamedTuple):
         """The number of the row that follows."""
         return self.first_seq + self.rows
 
+    def sync(self) -> Record:
+        """Return the sync record that belongs after this one."""
+        return Record(SYNC, self.kind, self.end, self.end, self.next_seq, 0, 0, self.max_time, self.max_time)
+
     def pack(self) -> bytes:
         """Return the bytes of the record, with the checksum."""
         kind, start, end, first_seq, rows, crc, min_time, max_time = self[1:]

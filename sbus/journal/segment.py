@@ -216,8 +216,7 @@ class SegmentWriter:
 
     def _append_sync_record(self) -> None:
         assert self.last is not None
-        kind, time = self.last.kind, self.last.max_time
-        self._append(Record(SYNC, kind, self.size, self.size, self.next_seq, 0, 0, time, time), b"")
+        self._append(self.last.sync(), b"")
         self._synced_seq = self.next_seq
 
     def finish(self) -> None:
