@@ -193,6 +193,10 @@ class Table(abc.ABC):
             or if the lake is no longer in its place.
         """
 
+    def last_batch(self) -> int:
+        """Return the number of the last batch that the table says it has; -1 if it has none, or does not say."""
+        return -1
+
     @abc.abstractmethod
     def replace(self, old: Sequence[DataFile], new: Mapping[Hour, Sequence[Path]], what: str, note: str) -> bool:
         """Replace files, beside readers and beside the archive.
