@@ -159,14 +159,14 @@ class DeltaLake(Table):
             self._settle_log([*newest, _LAST_CHECKPOINT], self._access_of_last())
         shutil.rmtree(staged, ignore_errors=True)
 
-    def last_batch(self) -> int:
+    def last_batch(self, done: int) -> int:
         try:
             version = self._table().transaction_version(self.state.identity(self.format))
         except StorageError:
             raise
         except LakeError:
-            return -1  # there is no table yet
-        return -1 if version is None else version
+            return done  # there is no table yet
+        return done if version is None else max(done, version)
 
     def _add(
         self, path: Path, hour: Hour, batch: int | None, *, data_change: bool, old: DataFile | None = None

@@ -105,11 +105,11 @@ class ArchiveJob(abc.ABC):
             self._reports = self._new_reports()
             self._checkpoint.repair()
             self._done = self._checkpoint.last_done()
-            last = max(self._done, self._table.last_batch())
+            last = self._table.last_batch(self._done)
             if last >= 0 and not self._checkpoint.is_planned(last):
                 raise LakeError(
                     f"{self._table.location}: batch {last} is done, but its offset is missing in {state.checkpoint}: "
-                    "restore the checkpoint from a copy"
+                    "restore the state, or lake and state, from one copy"
                 )
             if self._done >= 0:
                 # Spark does not sync its files, and the report below lets retention delete rows.

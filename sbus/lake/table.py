@@ -193,9 +193,12 @@ class Table(abc.ABC):
             or if the lake is no longer in its place.
         """
 
-    def last_batch(self) -> int:
-        """Return the number of the last batch that the table says it has; -1 if it has none, or does not say."""
-        return -1
+    @abc.abstractmethod
+    def last_batch(self, done: int) -> int:
+        """Return the number of the last batch whose rows only the checkpoint knows.
+
+        :param done: the last batch that is done according to the checkpoint, which is the least result.
+        """
 
     @abc.abstractmethod
     def replace(self, old: Sequence[DataFile], new: Mapping[Hour, Sequence[Path]], what: str, note: str) -> bool:

@@ -273,6 +273,30 @@ def test_a_delta_lake_whose_newest_plan_is_lost(new_journal: NewJournal, tmp_pat
     assert archived(lake) == recorded(journal.directory)
 
 
+@pytest.mark.parametrize("compacts", [False, True])
+def test_an_old_state_beside_a_newer_lake(new_journal: NewJournal, tmp_path: Path, compacts: bool) -> None:
+    """The archive is refused before it puts rows into the lake that are there already."""
+    journal, lake = new_journal(clock=Clock(MIDNIGHT)), tmp_path / "lake"
+    for number in range(4):
+        journal.append(messages(5), MIDNIGHT + number * HOUR)
+        journal.sync()
+        put_away([journal], lake)
+        if number == 1:
+            shutil.copytree(f"{lake}.sbus", tmp_path / "old")
+    if compacts:
+        for _ in range(2):  # rows that come late, so that an hour has several files
+            journal.append(messages(5), MIDNIGHT + 3 * HOUR + 1)
+            journal.sync()
+            put_away([journal], lake)
+        assert compact(open_table(str(lake))).hours == 1
+    before = archived(lake)
+    shutil.rmtree(f"{lake}.sbus")
+    shutil.move(tmp_path / "old", f"{lake}.sbus")
+    with pytest.raises(LakeError, match=r"batch \d+ is done, but its offset is missing"):
+        put_away([journal], lake)
+    assert archived(lake) == before
+
+
 def test_what_was_done_is_on_the_disk_before_it_is_reported(
     new_journal: NewJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
