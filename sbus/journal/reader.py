@@ -148,16 +148,16 @@ class JournalReader:
         """Return the number after the last visible row of the newest segment."""
         try:
             check_end(newest)
-            sync = last_sync(newest)
+            last = last_sync(newest)
         except (JournalError, FileNotFoundError):
             if not self._skip_damaged:
                 raise
             try:
                 return read_summary(newest).last_seq + 1
             except (JournalError, FileNotFoundError):  # only a closed segment has a summary
-                sync = salvage_index(newest, self.id).sync
+                last = salvage_index(newest, self.id).last
         # If the newest segment has no sync record yet, everything before it is visible.
-        return sync.next_seq if sync else newest.first_seq
+        return last.next_seq if last else newest.first_seq
 
     def _visible_from(self, start_seq: int) -> tuple[list[Segment], int]:
         """Return the same.

@@ -139,7 +139,7 @@ def _end_of(segment: Segment, journal_id: str) -> int | None:
         elif not segment.closed:
             return None
     except FileNotFoundError:
-        if not segment.closed and (found := salvage_index(segment, journal_id).sync):
+        if not segment.closed and (found := salvage_index(segment, journal_id).last):
             stated.add(found.next_seq)
     if segment.closed:
         try:
@@ -187,7 +187,7 @@ class _Repair:
             index = read_index(self._segment)
         except (JournalError, FileNotFoundError):
             return False
-        return index.sync is not None and index.sync.next_seq == self._end_seq
+        return index.last is not None and index.last.next_seq == self._end_seq
 
     def _check(self, index: Index) -> list[Record]:
         """Return the records of the repaired index, without the last sync record."""

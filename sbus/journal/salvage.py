@@ -55,7 +55,7 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
         header = next((record for record in records if record.type == HEAD), None)
         found = find_header(arrows, journal_id, header) or _find_header_before_rows(arrows, journal_id, segment)
         if found is None:
-            return Index(None, [], None)
+            return Index(None, [])
         head, format_ = found
         finder = _Finder(arrows, format_, segment, head)
         for record in records:
@@ -63,7 +63,7 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
                 finder.add(record)
         if is_searched:
             finder.search(os.fstat(arrows.fileno()).st_size, None)
-        return Index(head, finder.batches, finder.batches[-1].sync() if finder.batches else None)
+        return Index(head, finder.batches)
 
 
 def find_header(arrows: IO[bytes], journal_id: str, record: Record | None) -> tuple[Record, Format] | None:
