@@ -103,6 +103,10 @@ class Record(NamedTuple):
         """The number of the row that follows."""
         return self.first_seq + self.rows
 
+    def sync(self) -> Record:
+        """Return the sync record that belongs after this one."""
+        return Record(SYNC, self.kind, self.end, self.end, self.next_seq, 0, 0, self.max_time, self.max_time)
+
     def pack(self) -> bytes:
         """Return the bytes of the record, with the checksum."""
         kind, start, end, first_seq, rows, crc, min_time, max_time = self[1:]
@@ -153,12 +157,15 @@ class Index(NamedTuple):
 
     :ivar header: the record of the header; None if nothing was synced yet.
     :ivar batches: the records of the batches, in order.
-    :ivar sync: the last sync record; None if nothing was synced yet.
     """
 
     header: Record | None
     batches: list[Record]
-    sync: Record | None
+
+    @property
+    def last(self) -> Record | None:
+        """The record of the last batch; None if there is none."""
+        return self.batches[-1] if self.batches else None
 
 
 def read_index(segment: Segment) -> Index:
@@ -179,9 +186,7 @@ def read_index(segment: Segment) -> Index:
                 raise JournalError(f"{segment.path(INDEX)}: a record in it is damaged: {REPAIR}")
     while whole and whole[-1].type != SYNC:
         whole.pop()
-    if not whole:
-        return Index(None, [], None)
-    return Index(whole[0], [record for record in whole if record.type == BATCH], whole[-1])
+    return Index(whole[0] if whole else None, [record for record in whole if record.type == BATCH])
 
 
 def _follows(record: Record, before: list[Record], segment: Segment) -> bool:

@@ -101,7 +101,7 @@ class JournalReader:
         if changed < 0 or changed != self._listed_at:
             self._listed_at = changed if time.time_ns() - changed > _MTIME_TICK else -1
             self._listed = list_segments(self.directory)
-        return list(self._listed)
+        return self._listed
 
     def start(self) -> int:
         """Return the number of the first row that is still there."""
@@ -121,8 +121,13 @@ class JournalReader:
         :param seq: the number after that row.
         """
         segments, end = self._visible()
-        # After a power cut there may be fewer rows to see, but more in the file, until a writer opens the journal.
-        return end < seq and (not segments or ends_with_sync(segments[-1]))
+        if end >= seq or not segments:
+            return end < seq
+        try:
+            # After a power cut there may be fewer rows to see, but more in the file, until a writer opens the journal.
+            return ends_with_sync(segments[-1])
+        except (JournalError, FileNotFoundError):
+            return True  # without its index, what could be found is all there is
 
     def _visible(self) -> tuple[list[Segment], int]:
         """Return the segments, and the number after the last row that readers may see."""
@@ -143,16 +148,16 @@ class JournalReader:
         """Return the number after the last visible row of the newest segment."""
         try:
             check_end(newest)
-            sync = last_sync(newest)
-        except JournalError:
+            last = last_sync(newest)
+        except (JournalError, FileNotFoundError):
             if not self._skip_damaged:
                 raise
             try:
                 return read_summary(newest).last_seq + 1
             except (JournalError, FileNotFoundError):  # only a closed segment has a summary
-                sync = salvage_index(newest, self.id).sync
+                last = salvage_index(newest, self.id).last
         # If the newest segment has no sync record yet, everything before it is visible.
-        return sync.next_seq if sync else newest.first_seq
+        return last.next_seq if last else newest.first_seq
 
     def _visible_from(self, start_seq: int) -> tuple[list[Segment], int]:
         """Return the same.

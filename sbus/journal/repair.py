@@ -103,7 +103,7 @@ class Repaired(NamedTuple):
 def repair(directory: str | os.PathLike[str], *, dry_run: bool = False) -> Iterator[Repaired]:
     """Repair a journal, and yield the damage, segment by segment; undamaged segments are left out.
 
-    The caller holds the writer's lock (`sbus.journal.writer.locked`), unless `dry_run`.
+    The caller holds the writer's lock (`sbus.journal.lock.locked`), unless `dry_run`.
 
     :param dry_run: whether to change nothing.
     :raises JournalError: if there is no journal, or it cannot be known which row is the last one.
@@ -139,7 +139,7 @@ def _end_of(segment: Segment, journal_id: str) -> int | None:
         elif not segment.closed:
             return None
     except FileNotFoundError:
-        if not segment.closed and (found := salvage_index(segment, journal_id).sync):
+        if not segment.closed and (found := salvage_index(segment, journal_id).last):
             stated.add(found.next_seq)
     if segment.closed:
         try:
@@ -187,7 +187,7 @@ class _Repair:
             index = read_index(self._segment)
         except (JournalError, FileNotFoundError):
             return False
-        return index.sync is not None and index.sync.next_seq == self._end_seq
+        return index.last is not None and index.last.next_seq == self._end_seq
 
     def _check(self, index: Index) -> list[Record]:
         """Return the records of the repaired index, without the last sync record."""
@@ -258,9 +258,8 @@ class _Repair:
             disk.sync(fd)
         finally:
             os.close(fd)
-        last = self._records[-1]
-        sync = Record(b"sync", last.kind, last.end, last.end, last.next_seq, 0, 0, last.max_time, last.max_time)
-        data = b"".join(record.pack() for record in [*self._records, sync, *self._unsynced()])
+        records = [*self._records, self._records[-1].sync(), *self._unsynced()]
+        data = b"".join(record.pack() for record in records)
         disk.replace(self._segment.path(INDEX), data, mode)
         # Writes the end of the stream and the summary. A damaged open segment is closed, as by the next writer.
         SegmentWriter.reopen(self._segment, self._journal_id, mode).finish()

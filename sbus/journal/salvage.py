@@ -55,7 +55,7 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
         header = next((record for record in records if record.type == HEAD), None)
         found = find_header(arrows, journal_id, header) or _find_header_before_rows(arrows, journal_id, segment)
         if found is None:
-            return Index(None, [], None)
+            return Index(None, [])
         head, format_ = found
         finder = _Finder(arrows, format_, segment, head)
         for record in records:
@@ -63,7 +63,7 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
                 finder.add(record)
         if is_searched:
             finder.search(os.fstat(arrows.fileno()).st_size, None)
-        return Index(head, finder.batches, finder.sync_record())
+        return Index(head, finder.batches)
 
 
 def find_header(arrows: IO[bytes], journal_id: str, record: Record | None) -> tuple[Record, Format] | None:
@@ -188,10 +188,3 @@ class _Finder:
             count = damaged_rows(rows.column("payload")[0].as_py())
         least, greatest = times[0].as_py(), times[-1].as_py()
         return Record(BATCH, kind, self._at, self._at + length, self._seq, count, crc, least, greatest)
-
-    def sync_record(self) -> Record | None:
-        """Return the sync record that belongs after the last batch; None if there is no batch."""
-        if not self.batches:
-            return None
-        kind = self.batches[-1].kind
-        return Record(SYNC, kind, self._at, self._at, self._seq, 0, 0, self._time, self._time)

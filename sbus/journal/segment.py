@@ -28,12 +28,12 @@ import pyarrow as pa
 from sbus import ownership
 from sbus.errors import JournalError
 from sbus.journal import disk
-from sbus.journal.index import BATCH, HEAD, RECORD_SIZE, SYNC, Record, scan
-from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment, read_blocks
+from sbus.journal.index import BATCH, HEAD, RECORD_SIZE, SYNC, Record, last_sync, scan
+from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment, list_segments, read_blocks
 from sbus.journal.schema import END_OF_STREAM, MESSAGES, Format, Kind, decode, header, read_header
 from sbus.journal.summary import Summary, key_range
 
-__all__ = ["SegmentWriter", "remove_segment"]
+__all__ = ["SegmentWriter", "remove_leftovers", "remove_segment"]
 
 
 class SegmentWriter:
@@ -216,8 +216,7 @@ class SegmentWriter:
 
     def _append_sync_record(self) -> None:
         assert self.last is not None
-        kind, time = self.last.kind, self.last.max_time
-        self._append(Record(SYNC, kind, self.size, self.size, self.next_seq, 0, 0, time, time), b"")
+        self._append(self.last.sync(), b"")
         self._synced_seq = self.next_seq
 
     def finish(self) -> None:
@@ -314,3 +313,26 @@ def remove_segment(segment: Segment) -> None:
         disk.sync_directory(segment.directory)  # likewise
     for suffix in (INDEX, SUMMARY):
         disk.remove(segment.path(suffix))
+
+
+def remove_leftovers(directory: str) -> Segment | None:
+    """Remove the remains of an interrupted deletion or creation.
+
+    These are temporary files, and an index or a summary without an ``.arrows``.
+
+    :returns: the newest segment, if it has lost its ``.arrows``: nothing deletes that one, so what is left of it stays
+        until another one follows.
+    """
+    names = set(os.listdir(directory))
+    newest = max((segment.first_seq for segment in list_segments(directory)), default=-1)
+    lost: Segment | None = None
+    for name in sorted(names):
+        base, suffix = os.path.splitext(name)
+        part = None
+        if suffix in (INDEX, SUMMARY) and base + ARROWS not in names:
+            part = Segment.named(directory, base, closed=base + SUMMARY in names)
+        if part and part.first_seq > newest and (part.closed or last_sync(part)):
+            lost = part
+        elif part or suffix == ".tmp":
+            disk.remove(os.path.join(directory, name))
+    return lost

@@ -112,11 +112,7 @@ def read_with_ends(
     path = part.segment.path(ARROWS)
     if index is None:
         index = load(part.segment, read_index)
-    try:
-        file = open_rows(part.segment)
-    except FileNotFoundError:
-        raise_missing(part.segment)
-    with file:
+    with load(part.segment, open_rows) as file:
         format_ = _check_header(path, file, index, part.journal_id)
         next_seq = part.start_seq
         for batch in index.batches:

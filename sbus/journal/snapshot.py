@@ -1,7 +1,5 @@
 """Open journals as they are at one moment.
 
-Their directories are listed as seldom as possible.
-
 Theory of operation
 -------------------
 
@@ -9,19 +7,12 @@ A stream asks for the end of its journals several times a second, and a journal 
 `Snapshot` therefore lists the directory once, and all questions about one plan get answers from that list. The next
 `Snapshot` takes the list over if the directory has not changed, which costs one ``stat``.
 
-Invariants:
-
-* The segments of a `Snapshot` are those of one moment. Rows that the recorder appends to the newest of them are seen,
-  because their number is in the segment and not in its name.
-* A list is taken over only if it was made after the time stamp of the directory had settled. A change within one tick
-  of the kernel's clock can leave the time stamp as it is; so a directory that changed less than a second ago is listed
-  again.
+The segments of a `Snapshot` are those of one moment. Rows that the recorder appends to the newest of them are seen,
+because their number is in the segment and not in its name.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Iterable, Mapping
 
 from sbus.errors import JournalError, JournalMissing
@@ -32,9 +23,6 @@ __all__ = ["OnDamage", "Snapshot", "open_journals"]
 
 OnDamage = Callable[[str, JournalError], None]
 """Called with the directory of a damaged journal, and the damage."""
-
-_SETTLE_NS = 1_000_000_000
-"""Nanoseconds after a change of a directory from which on another change must show in its time stamp."""
 
 
 class Snapshot(JournalReader):
@@ -48,18 +36,9 @@ class Snapshot(JournalReader):
 
     def __init__(self, directory: str, before: Snapshot | None = None, *, skip_damaged: bool = False) -> None:
         super().__init__(directory, skip_damaged=skip_damaged)
-        # Before the list is made, so that a later change shows the next time.
-        self._changed_ns = os.stat(self.directory).st_mtime_ns
-        self._segments: list[Segment]
-        if before is not None and before._is_valid_for(self):
-            self._segments = before._segments
-            self._is_settled = True
-        else:
-            self._is_settled = time.time_ns() - self._changed_ns > _SETTLE_NS
-            self._segments = super().segments()
-
-    def _is_valid_for(self, later: Snapshot) -> bool:
-        return self._is_settled and (self.id, self._changed_ns) == (later.id, later._changed_ns)
+        if before is not None and before.id == self.id:
+            self._listed, self._listed_at = before._listed, before._listed_at
+        self._segments = super().segments()
 
     def segments(self) -> list[Segment]:
         """Return the segments of the moment, oldest first."""

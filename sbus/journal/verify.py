@@ -104,19 +104,20 @@ class _Check:
 
     def __call__(self) -> None:
         index = read_index(self._segment)
-        if index.sync is None:
+        last = index.last
+        if last is None:
             return
-        self.next_seq = index.sync.next_seq
+        self.next_seq = last.next_seq
         keys, least, greatest = key_range(self._keys(index))
         if self._segment.closed:
-            self._check_end(index.sync.end)
+            self._check_end(last.end)
             summary = read_summary(self._segment)
             found = Summary(
                 first_seq=self._segment.first_seq,
                 rows=self.rows,
                 min_time=self._segment.first_time,
                 max_time=self.last_time,
-                size=index.sync.end + len(END_OF_STREAM),
+                size=last.end + len(END_OF_STREAM),
                 kinds=dict(self._kinds),
                 keys=keys,
                 min_key=least,

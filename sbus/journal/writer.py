@@ -43,7 +43,6 @@ from sbus.journal.clock import SECOND, from_seconds, now, to_seconds, uptime
 from sbus.journal.digests import Digest
 from sbus.journal.index import REPAIR, last_sync
 from sbus.journal.layout import (
-    ARROWS,
     IDENTITY,
     INDEX,
     LATEST,
@@ -58,7 +57,7 @@ from sbus.journal.lock import make_directory, take_lock
 from sbus.journal.place import Place
 from sbus.journal.row_clock import EPOCH_STEP, TOLERANCE, RowClock
 from sbus.journal.schema import FORMAT, Kind, damaged_rows, encode
-from sbus.journal.segment import SegmentWriter
+from sbus.journal.segment import SegmentWriter, remove_leftovers
 from sbus.journal.senders import Senders
 from sbus.journal.summary import read_summary
 
@@ -184,7 +183,7 @@ class JournalWriter:
             self._write_identity(fields)
         identity = read_identity(self.directory)
         self.id = identity.id
-        self._remove_leftovers()
+        lost = remove_leftovers(self.directory)
         newest: Segment | None = None
         for segment in list_segments(self.directory):
             if not segment.closed:
@@ -199,6 +198,9 @@ class JournalWriter:
                     self._continue_at(segment)
                     continue  # it has no rows and was removed; if that failed, the next `open` does it
             newest = segment
+        if lost:
+            self._warn(f"{lost.path()}: it is missing: {REPAIR}")
+            newest = lost
         if newest:
             self._continue_after(newest)
         if identity.format.version < FORMAT:  # before its first segment: an older package then refuses the journal
@@ -206,18 +208,6 @@ class JournalWriter:
 
     def _write_identity(self, fields: Mapping[str, object]) -> None:
         disk.replace(os.path.join(self.directory, IDENTITY), json.dumps(fields).encode() + b"\n", self._file_mode)
-
-    def _remove_leftovers(self) -> None:
-        """Remove the remains of an interrupted deletion or creation.
-
-        These are temporary files, and an index or a summary without an ``.arrows``.
-        """
-        names = set(os.listdir(self.directory))
-        for name in names:
-            base, suffix = os.path.splitext(name)
-            is_part = suffix in (INDEX, SUMMARY) and Segment.named(self.directory, base, closed=True)
-            if suffix == ".tmp" or (is_part and base + ARROWS not in names):
-                disk.remove(os.path.join(self.directory, name))
 
     def _continue_at(self, segment: Segment) -> None:
         """Continue at the first row of a segment without rows.

@@ -15,9 +15,8 @@ import pyarrow.compute as pc
 
 from sbus.errors import LakeError
 from sbus.journal.clock import HOUR, from_datetime
-from sbus.journal.schema import Kind, damaged_rows
 from sbus.lake.merge import Limits, iter_rows
-from sbus.lake.table import DataFile, Hour, Table, open_parquet
+from sbus.lake.table import DataFile, Hour, Table, lost_rows, open_parquet
 
 __all__ = ["Findings", "check"]
 
@@ -103,8 +102,9 @@ def _read(table: Table, file: DataFile, ranges: dict[str, list[tuple[int, int]]]
                 if len(journals.dictionary) > 1:
                     seqs = seqs.filter(pc.equal(journals.indices, index))
                 ranges.setdefault(journal, []).extend(_ranges(seqs))
-            for journal, covered in _covered(batch):
-                ranges[journal].append(covered)
+            for lost in lost_rows(batch):
+                if lost.rows > 1:  # its own number is that of the row
+                    ranges[lost.journal].append((lost.first_seq + 1, lost.first_seq + lost.rows))
     if outside:
         problems.append(f"{file.name}: {outside} of {rows} rows are of another hour")
     return rows
@@ -115,14 +115,6 @@ def _ranges(seqs: pa.Array) -> list[tuple[int, int]]:
     breaks = pc.indices_nonzero(pc.not_equal(pc.subtract(seqs[1:], seqs[:-1]), 1)).to_pylist()
     starts, ends = [0, *(at + 1 for at in breaks)], [*breaks, len(seqs) - 1]
     return [(seqs[start].as_py(), seqs[end].as_py() + 1) for start, end in zip(starts, ends, strict=True)]
-
-
-def _covered(rows: pa.RecordBatch) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the journal of each ``damaged`` row, and the range of numbers that it stands for besides its own."""
-    damaged = rows.select(["journal", "seq", "payload"]).filter(pc.equal(rows.column("kind"), Kind.DAMAGED.value))
-    for row in damaged.to_pylist():
-        if (count := damaged_rows(row["payload"])) > 1:
-            yield row["journal"], (row["seq"] + 1, row["seq"] + count)
 
 
 def _joined(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:

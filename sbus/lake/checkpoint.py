@@ -163,9 +163,10 @@ def _lines(path: Path) -> list[Any]:
 
 def _objects(lines: list[str]) -> list[Any]:
     try:
-        return [json.loads(line) for line in lines]
+        found = [json.loads(line) for line in lines]
     except ValueError:
         return []
+    return found if all(isinstance(each, dict) for each in found) else []
 
 
 def _checksum(path: Path) -> Path:

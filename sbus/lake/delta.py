@@ -14,8 +14,8 @@ Theory of operation
 * *Durable.* In a directory, the files are synced, then the commit.
 * *Files never change.* Each name has a random part. `DeltaLake.vacuum` deletes a file without a commit when it
   is a week old.
-* *Rewrites do not overlap.* Each commits a transaction ``<id>/maintenance`` whose version is one more than the last. Of
-  two that rewrite the same version of the table, the log refuses the second. A batch conflicts with neither.
+* *Rewrites do not overlap.* Each is committed to the version of the table in which its old files were found, or is
+  tried again. For earlier releases, it has a transaction ``<id>/maintenance``, whose version rises by one.
 
 Statistics come from the footers, without keys: after ``forget`` the log has nothing of a message.
 
@@ -89,6 +89,8 @@ _CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_")
 """The variables of the environment that reach object storage."""
 _COMPACTED = "compacted"
 """The beginning of the names of files that compaction, ``prune`` and ``forget`` write."""
+_REWRITES = 10
+"""How often a rewrite is tried, while batches are committed at the same moment."""
 _ORPHAN_HOURS = 168
 """Hours after which a file that no commit names is an orphan."""
 
@@ -159,6 +161,15 @@ class DeltaLake(Table):
             self._settle_log([*newest, _LAST_CHECKPOINT], self._access_of_last())
         shutil.rmtree(staged, ignore_errors=True)
 
+    def last_batch(self, done: int) -> int:
+        try:
+            version = self._table().transaction_version(self.state.identity(self.format))
+        except StorageError:
+            raise
+        except LakeError:
+            return done  # there is no table yet
+        return done if version is None else max(done, version)
+
     def _add(
         self, path: Path, hour: Hour, batch: int | None, *, data_change: bool, old: DataFile | None = None
     ) -> AddAction:
@@ -207,7 +218,14 @@ class DeltaLake(Table):
         what: str,
         note: str,
         transaction: Transaction,
+        retries: int | None = None,
     ) -> None:
+        """Commit actions.
+
+        :param retries: how often to try again with the version that another process has committed meanwhile; None: as
+            often as the library does.
+        :raises deltalake.exceptions.CommitFailedError: if that was not enough, or the other commit is in conflict.
+        """
         with self._writing_log():
             table.create_write_transaction(
                 list(actions),
@@ -215,7 +233,9 @@ class DeltaLake(Table):
                 _SCHEMA,
                 _PARTITIONS,
                 commit_properties=CommitProperties(
-                    custom_metadata={"sbus": what, "note": note}, app_transactions=[transaction]
+                    custom_metadata={"sbus": what, "note": note},
+                    max_commit_retries=retries,
+                    app_transactions=[transaction],
                 ),
             )
 
@@ -247,19 +267,10 @@ class DeltaLake(Table):
     # --- rewrites -------------------------------------------------------------------------------
 
     def replace(self, old: Sequence[DataFile], new: Mapping[Hour, Sequence[Path]], what: str, note: str) -> bool:
-        table = self._with_today_columns(self._table())
-        there = {file.name for file in _files(table)}
-        if not {file.name for file in old} <= there:
-            return False
         is_loss = what != "compact"
         now = int(time.time() * 1000)
         replaced = {file.hour: file for file in reversed(old)}
         actions: list[AddAction | RemoveAction] = [
-            self._add(path, hour, None, data_change=is_loss, old=replaced.get(hour))
-            for hour, paths in new.items()
-            for path in paths
-        ]
-        actions += [
             RemoveAction(
                 file.name,
                 data_change=is_loss,
@@ -269,13 +280,26 @@ class DeltaLake(Table):
             )
             for file in old
         ]
-        application = f"{self._owner(table)}/maintenance"
-        version = table.transaction_version(application)
-        try:
-            self._commit(table, actions, what, note, Transaction(application, 0 if version is None else version + 1))
-        except CommitFailedError:
-            return False  # another process has rewritten the table meanwhile
-        return True
+        for attempt in range(_REWRITES):
+            table = self._with_today_columns(self._table())
+            if not {file.name for file in old} <= {file.name for file in _files(table)}:
+                return False  # another process has rewritten them meanwhile
+            if not attempt:
+                actions += [
+                    self._add(path, hour, None, data_change=is_loss, old=replaced.get(hour))
+                    for hour, paths in new.items()
+                    for path in paths
+                ]
+            application = f"{self._owner(table)}/maintenance"
+            version = table.transaction_version(application)
+            transaction = Transaction(application, 0 if version is None else version + 1)
+            try:
+                # The library would also commit to a newer version, in which the old files may be gone.
+                self._commit(table, actions, what, note, transaction, retries=0)
+            except CommitFailedError:
+                continue
+            return True
+        return False
 
     def vacuum(self, grace: float) -> int:
         try:

@@ -11,13 +11,15 @@ Measured on a million rows of 4,000 keys, in bytes a row beside Spark's files: J
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sbus.journal.schema import COLUMNS
 
-__all__ = ["LATER", "create", "new_writer"]
+__all__ = ["LATER", "RowWriter", "new_writer"]
 
 LATER = {
     column.name: pa.utf8() if pa.types.is_dictionary(column.arrow_type) else column.arrow_type
@@ -33,6 +35,78 @@ _SORTING = (pq.SortingColumn(0), pq.SortingColumn(1))
 _DELTA_ENCODED = ("seq", "time")
 _DICTIONARIES = ("journal", "kind", "key", "payload", *LATER)
 _STATISTICS = ("journal", "seq", "time", "kind", "key", *LATER)
+
+
+class RowWriter:
+    """Writes rows to one Parquet file after another, in row groups.
+
+    :param new_path: returns the path of the next file, whose directory is there.
+    :param group_bytes: rows of a row group, uncompressed.
+    :param is_full: whether a file ends, given its bytes so far; asked after each row group.
+    :param joined: makes the rows of a row group from batches.
+    :param is_sorted: whether the rows come by journal and ``seq``.
+    :ivar ended_bytes: the bytes in the files that have ended.
+    """
+
+    def __init__(
+        self,
+        new_path: Callable[[], Path],
+        group_bytes: int,
+        is_full: Callable[[int], bool],
+        *,
+        joined: Callable[[Sequence[pa.RecordBatch]], pa.Table] = pa.Table.from_batches,
+        is_sorted: bool,
+    ) -> None:
+        self.ended_bytes = 0
+        self._new_path = new_path
+        self._group_bytes = group_bytes
+        self._is_full = is_full
+        self._joined = joined
+        self._is_sorted = is_sorted
+        self._waiting: list[pa.RecordBatch] = []
+        self._filled = 0
+        self._file: pa.NativeFile | None = None
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Add rows.
+
+        :raises OSError: if they cannot be written.
+        """
+        self._waiting.append(rows)
+        self._filled += rows.nbytes
+        if self._filled >= self._group_bytes:
+            self._flush()
+
+    def finish(self) -> None:
+        """Write what is left, and end the file."""
+        if self._waiting:
+            self._flush()
+        self._end_file()
+
+    def close(self) -> None:
+        """Close the file that an error left open."""
+        if self._file is not None:
+            self._file.close()
+
+    def _flush(self) -> None:
+        rows = self._joined(self._waiting)
+        self._waiting, self._filled = [], 0
+        if self._writer is None:
+            self._file = _create(self._new_path())
+            self._writer = new_writer(self._file, rows.schema, is_sorted=self._is_sorted)
+        self._writer.write_table(rows, row_group_size=rows.num_rows)
+        assert self._file is not None
+        if self._is_full(self._file.tell()):
+            self._end_file()
+
+    def _end_file(self) -> None:
+        if self._writer is None or self._file is None:
+            return
+        self._writer.close()
+        self.ended_bytes += self._file.tell()
+        self._file.close()
+        self._writer = self._file = None
 
 
 def new_writer(file: pa.NativeFile, schema: pa.Schema, *, is_sorted: bool) -> pq.ParquetWriter:
@@ -54,8 +128,8 @@ def new_writer(file: pa.NativeFile, schema: pa.Schema, *, is_sorted: bool) -> pq
     )
 
 
-def create(path: str | os.PathLike[str]) -> pa.NativeFile:
+def _create(path: Path) -> pa.NativeFile:
     """Create a file that only this user can read, until the table gives it the access that it gets there."""
-    file = pa.OSFile(os.fspath(path), "wb")
+    file = pa.OSFile(str(path), "wb")
     os.chmod(path, 0o600)
     return file

@@ -105,12 +105,13 @@ class ArchiveJob(abc.ABC):
             self._reports = self._new_reports()
             self._checkpoint.repair()
             self._done = self._checkpoint.last_done()
+            last = self._table.last_batch(self._done)
+            if last >= 0 and not self._checkpoint.is_planned(last):
+                raise LakeError(
+                    f"{self._table.location}: batch {last} is done, but its offset is missing in {state.checkpoint}: "
+                    "restore the state, or lake and state, from one copy"
+                )
             if self._done >= 0:
-                if not self._checkpoint.is_planned(self._done):
-                    raise LakeError(
-                        f"{self._table.location}: batch {self._done} is done, but its offset is missing in "
-                        f"{state.checkpoint}: restore the checkpoint from a copy"
-                    )
                 # Spark does not sync its files, and the report below lets retention delete rows.
                 self._checkpoint.sync(self._done)
             self._offset = self._checkpoint.offsets(self._done)

@@ -59,7 +59,8 @@ class Outcome:
     :ivar after: files in their place.
     :ivar rows: rows in these.
     :ivar dropped: rows that are gone.
-    :ivar left: files that could not be touched, because a batch is not done, or another process may be writing them.
+    :ivar left: files that could not be touched, because a batch is not done, or another process may be writing them, or
+        has replaced them meanwhile.
     """
 
     hours: int = 0
@@ -177,6 +178,8 @@ def prune(table: Table, keep_days: float, *, now: float | None = None) -> Outcom
             note = f"{len(due)} hours up to {max(due).directory}, {len(old)} files, {rows} rows"
             if table.replace(old, dict.fromkeys(due, ()), "prune", note):
                 outcome.hours, outcome.before, outcome.dropped = len(due), len(old), rows
+            else:
+                outcome.left += len(old)
     return outcome
 
 
@@ -218,6 +221,8 @@ def forget(table: Table, pattern: bytes, *, progress: Progress = lambda text: No
             note = f"{hour.directory}: {merged.dropped} of {merged.rows + merged.dropped} rows"
             if table.replace(done, {hour: merged.paths}, "forget", note):
                 _count(outcome, done, merged)
+            else:
+                outcome.left += len(done)
         # Also if nothing was found: a process may have been killed just before this.
         table.vacuum(0)
         outcome.left += _sweep(table, matches)

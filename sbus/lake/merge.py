@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sbus.errors import LakeError
-from sbus.lake.encoding import LATER, create, new_writer
+from sbus.lake.encoding import LATER, RowWriter
 
 __all__ = ["Limits", "Merged", "iter_rows", "merge", "sorted_rows"]
 
@@ -136,15 +136,17 @@ def merge(
     """
     limits = limits or Limits()
     for spills in (False, True):
-        writer = _Writer(directory, size, limits)
+        result = Merged()
+        writer = _new_writer(directory, size, limits, result.paths)
         try:
-            runs = [run for number, source in enumerate(sources)
-                    for run in _find_runs(source, directory / f"spilled-{number}", limits, spills)]  # fmt: skip
-            for rows in _sweep(runs):
+            for rows in _sweep(_all_runs(sources, directory, limits, spills)):
                 kept = rows if keep is None else rows.filter(keep(rows))
-                writer.result.dropped += rows.num_rows - kept.num_rows
-                writer.write(kept, rows.num_rows)
-            return writer.finish()
+                result.rows += kept.num_rows
+                result.dropped += rows.num_rows - kept.num_rows
+                if kept.num_rows:
+                    writer.write(kept)
+            writer.finish()
+            return result
         except _UnsortedError:
             if spills:
                 raise AssertionError("rows that were sorted are not") from None
@@ -155,6 +157,27 @@ def merge(
     raise AssertionError
 
 
+def _new_writer(directory: Path, size: int, limits: Limits, paths: list[Path]) -> RowWriter:
+    """Return a writer of sorted rows.
+
+    :param size: the bytes of all sources.
+    :param paths: gets the path of each file.
+    """
+
+    def new_path() -> Path:
+        paths.append(directory / f"part-{len(paths):05}.parquet")
+        return paths[-1]
+
+    def is_full(written: int) -> bool:
+        # Two files of half the size are better than a large one and a tiny one.
+        return written + limits.group_bytes // 4 > limits.max_bytes or (
+            written >= limits.min_bytes and size - writer.ended_bytes - written >= limits.min_bytes
+        )
+
+    writer = RowWriter(new_path, limits.group_bytes, is_full, is_sorted=True)
+    return writer
+
+
 def sorted_rows(sources: Sequence[Opener], directory: Path, limits: Limits) -> Iterator[pa.RecordBatch]:
     """Yield the rows of files in order, in batches of one journal each.
 
@@ -163,9 +186,7 @@ def sorted_rows(sources: Sequence[Opener], directory: Path, limits: Limits) -> I
     :raises sbus.errors.LakeError: if a row is there twice.
     """
     spill = any(not _is_sorted(source, limits) for source in sources)
-    runs = [run for number, source in enumerate(sources)
-            for run in _find_runs(source, directory / f"spilled-{number}", limits, spill)]  # fmt: skip
-    yield from _sweep(runs)
+    yield from _sweep(_all_runs(sources, directory, limits, spill))
 
 
 def _is_sorted(source: Opener, limits: Limits) -> bool:
@@ -204,6 +225,18 @@ def iter_rows(file: pq.ParquetFile, limits: Limits, columns: Sequence[str] | Non
                 if name not in batch.schema.names and (columns is None or name in columns):
                     batch = batch.append_column(name, pa.nulls(batch.num_rows, type_))
             yield batch
+
+
+def _all_runs(sources: Sequence[Opener], directory: Path, limits: Limits, spills: bool) -> list[_Run]:
+    """Return the runs of files.
+
+    :param spills: whether each file is sorted and spilled, whatever its footer says.
+    """
+    return [
+        run
+        for number, source in enumerate(sources)
+        for run in _find_runs(source, directory / f"spilled-{number}", limits, spills)
+    ]
 
 
 def _find_runs(source: Opener, spill: Path, limits: Limits, spills: bool) -> list[_Run]:
@@ -321,77 +354,3 @@ def _sorted(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     table = pa.Table.from_batches(parts).sort_by([("seq", "ascending")])
     (batch,) = table.combine_chunks().to_batches()
     return batch
-
-
-# --- files --------------------------------------------------------------------------------------
-
-
-class _Writer:
-    """Writes rows to one file after another.
-
-    :param size: the bytes of all sources.
-    """
-
-    def __init__(self, directory: Path, size: int, limits: Limits) -> None:
-        self.result = Merged()
-        self._directory = directory
-        self._limits = limits
-        self._size = size
-        self._read = 0  # rows that have come, also those that were not kept
-        self._total = 0
-        self._waiting: list[pa.RecordBatch] = []
-        self._filled = 0
-        self._writer: pq.ParquetWriter | None = None
-        self._file: pa.NativeFile | None = None
-        self._written = 0
-
-    def write(self, rows: pa.RecordBatch, read: int) -> None:
-        self._read += read
-        if not rows.num_rows:
-            return
-        self.result.rows += rows.num_rows
-        self._waiting.append(rows)
-        self._filled += rows.nbytes
-        if self._filled >= self._limits.group_bytes:
-            self._flush()
-
-    def finish(self) -> Merged:
-        self._flush()
-        self._end_file()
-        return self.result
-
-    def close(self) -> None:
-        """Close what an error has left open."""
-        if self._file is not None:
-            self._file.close()
-
-    def _flush(self) -> None:
-        if not self._waiting:
-            return
-        rows = pa.Table.from_batches(self._waiting)
-        self._waiting, self._filled = [], 0
-        if self._writer is None:
-            self._begin_file(rows.schema)
-        assert self._writer is not None
-        assert self._file is not None
-        self._writer.write_table(rows, row_group_size=rows.num_rows)
-        written = self._file.tell()
-        # Two files of half the size are better than a large one and a tiny one.
-        if written + self._limits.group_bytes // 4 > self._limits.max_bytes or (
-            written >= self._limits.min_bytes and self._size - self._written - written >= self._limits.min_bytes
-        ):
-            self._end_file()
-
-    def _begin_file(self, schema: pa.Schema) -> None:
-        path = self._directory / f"part-{len(self.result.paths):05}.parquet"
-        self._file = create(path)
-        self._writer = new_writer(self._file, schema, is_sorted=True)
-        self.result.paths.append(path)
-
-    def _end_file(self) -> None:
-        if self._writer is None or self._file is None:
-            return
-        self._writer.close()
-        self._written += self._file.tell()
-        self._file.close()
-        self._writer = self._file = None

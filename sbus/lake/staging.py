@@ -20,18 +20,17 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from sbus.journal.clock import HOUR
 from sbus.journal.keytext import as_text_array
-from sbus.lake.encoding import create, new_writer
+from sbus.lake.encoding import RowWriter
 from sbus.lake.merge import Limits
 from sbus.lake.table import Hour
 
@@ -60,8 +59,8 @@ def stage(directory: Path, journals: Sequence[Iterable[pa.RecordBatch]], limits:
     pieces = [_by_hour(rows) for rows in journals]
     waiting = [(hour, number, rows) for number, each in enumerate(pieces) for hour, rows in itertools.islice(each, 1)]
     heapq.heapify(waiting)
-    hours: OrderedDict[int, _HourWriter] = OrderedDict()
-    begun: dict[int, int] = {}
+    hours: OrderedDict[int, RowWriter] = OrderedDict()
+    begun: Counter[int] = Counter()
     try:
         while waiting:
             hour, number, rows = waiting[0]
@@ -69,7 +68,7 @@ def stage(directory: Path, journals: Sequence[Iterable[pa.RecordBatch]], limits:
                 if len(hours) == _MAX_OPEN:
                     _, oldest = hours.popitem(last=False)
                     oldest.finish()
-                hours[hour] = _HourWriter(directory, hour, begun, limits)
+                hours[hour] = _new_writer(directory, hour, begun, limits)
             hours.move_to_end(hour)
             hours[hour].write(rows)
             following = next(pieces[number], None)
@@ -100,63 +99,23 @@ def _by_hour(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Record
             start = end
 
 
-class _HourWriter:
-    """Writes the rows of an hour to one file after another.
+def _new_writer(directory: Path, hour: int, begun: Counter[int], limits: Limits) -> RowWriter:
+    """Return a writer of the rows of an hour.
 
     :param hour: its number since the epoch.
     :param begun: for each hour, the number of files begun.
     """
+    place = directory / Hour.of(_EPOCH + timedelta(hours=hour)).directory
 
-    def __init__(self, directory: Path, hour: int, begun: dict[int, int], limits: Limits) -> None:
-        self._directory = directory / Hour.of(_EPOCH + timedelta(hours=hour)).directory
-        self._hour = hour
-        self._begun = begun
-        self._limits = limits
-        self._waiting: list[pa.RecordBatch] = []
-        self._filled = 0
-        self._file: pa.NativeFile | None = None
-        self._writer: pq.ParquetWriter | None = None
+    def new_path() -> Path:
+        place.mkdir(parents=True, exist_ok=True)
+        begun[hour] += 1
+        return place / f"part-{begun[hour] - 1:05}.parquet"
 
-    def write(self, rows: pa.RecordBatch) -> None:
-        self._waiting.append(rows)
-        self._filled += rows.nbytes
-        if self._filled >= self._limits.group_bytes:
-            self._flush()
-            assert self._file is not None
-            if self._file.tell() >= self._limits.max_bytes:
-                self._end_file()
-
-    def finish(self) -> None:
-        if self._waiting:
-            self._flush()
-        self._end_file()
-
-    def close(self) -> None:
-        """Close the file that an error left open."""
-        if self._file is not None:
-            self._file.close()
-
-    def _flush(self) -> None:
-        rows = as_stored(self._waiting)
-        self._waiting, self._filled = [], 0
-        if self._writer is None:
-            self._begin_file(rows.schema)
-        assert self._writer is not None
-        self._writer.write_table(rows, row_group_size=rows.num_rows)
-
-    def _begin_file(self, schema: pa.Schema) -> None:
-        number = self._begun.get(self._hour, 0)
-        self._begun[self._hour] = number + 1
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._file = create(self._directory / f"part-{number:05}.parquet")
-        # After a clock was set back, an earlier journal may come again.
-        self._writer = new_writer(self._file, schema, is_sorted=False)
-
-    def _end_file(self) -> None:
-        if self._writer is not None and self._file is not None:
-            self._writer.close()
-            self._file.close()
-        self._writer = self._file = None
+    # After a clock was set back, an earlier journal may come again.
+    return RowWriter(
+        new_path, limits.group_bytes, lambda size: size >= limits.max_bytes, joined=as_stored, is_sorted=False
+    )
 
 
 def as_stored(batches: Sequence[pa.RecordBatch]) -> pa.Table:

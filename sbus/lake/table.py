@@ -54,6 +54,7 @@ __all__ = [
     "Staged",
     "Table",
     "look_at_staged",
+    "lost_rows",
     "open_parquet",
     "staged_files",
 ]
@@ -194,6 +195,13 @@ class Table(abc.ABC):
         """
 
     @abc.abstractmethod
+    def last_batch(self, done: int) -> int:
+        """Return the number of the last batch whose rows only the checkpoint knows.
+
+        :param done: the last batch that is done according to the checkpoint, which is the least result.
+        """
+
+    @abc.abstractmethod
     def replace(self, old: Sequence[DataFile], new: Mapping[Hour, Sequence[Path]], what: str, note: str) -> bool:
         """Replace files, beside readers and beside the archive.
 
@@ -289,9 +297,15 @@ def look_at_staged(staged: Path) -> Staged:
                 if not groups:
                     continue
                 found = file.read_row_groups(groups, ["journal", "seq", "kind", "payload"])
-            for row in found.filter(pc.equal(found["kind"].cast(pa.utf8()), Kind.DAMAGED.value)).to_pylist():
-                lost.append(Lost(row["journal"], row["seq"], damaged_rows(row["payload"])))
+            lost += lost_rows(found)
     return Staged(rows, sorted(lost))
+
+
+def lost_rows(rows: pa.Table | pa.RecordBatch) -> list[Lost]:
+    """Return what the ``damaged`` rows among others stand for."""
+    damaged = rows.filter(pc.equal(rows.column("kind").cast(pa.utf8()), Kind.DAMAGED.value))
+    found = damaged.select(["journal", "seq", "payload"]).to_pylist()
+    return [Lost(row["journal"], row["seq"], damaged_rows(row["payload"])) for row in found]
 
 
 def _may_have_damaged(file: pq.ParquetFile, group: int) -> bool:

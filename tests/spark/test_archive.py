@@ -201,7 +201,7 @@ def test_a_restarted_job_tells_journals_what_is_on_the_disk(new_journal, tmp_pat
         mock.patch("sbus.journal.reports.advance", lambda _, *report, **lake: happened.append((report, lake))),
     ):
         begin([journal.directory], lake)
-    assert happened == [0, (("archive", 3), {"identity": lake.identity()})]
+    assert happened == [0, (("archive", 3), {"identity": lake.table.state.fields()["id"]})]
 
 
 def test_consumers_that_cannot_be_read_stop_nothing(new_journal, tmp_path, caplog):
@@ -319,7 +319,7 @@ def test_many_tasks_share_an_hour(spark, new_journal, tmp_path):
                 journal.roll()
     rows = spark.read.format("sbus").options(senders=True, partitionBytes=1).load(str(tmp_path / "*"))
     lake = Lake(tmp_path / "lake")
-    with lake.locked():
+    with lake.table.writing():
         for writers, most in ((3, 6), (1, 2)):
             lake.write(rows, 0, writers=writers)
             assert archived(Path(lake.location)) == recorded(*(journal.directory for journal in journals))

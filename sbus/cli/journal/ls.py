@@ -143,8 +143,9 @@ def _describe_segment(segment: Segment) -> _SegmentInfo:
         kinds = Counter()
         for batch in index.batches:
             kinds[batch.kind] += batch.rows
-        rows, size = kinds.total(), index.sync.end if index.sync else 0
-        min_time, max_time = segment.first_time, index.sync.max_time if index.sync else segment.first_time
+        last = index.last
+        rows, size = kinds.total(), last.end if last else 0
+        min_time, max_time = segment.first_time, last.max_time if last else segment.first_time
     return {
         "name": segment.name,
         "first_seq": segment.first_seq,

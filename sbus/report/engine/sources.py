@@ -19,6 +19,7 @@ from sbus.errors import JournalError, JournalMissing
 from sbus.journal.clock import as_utc, from_datetime, to_datetime
 from sbus.journal.keytext import as_text_array
 from sbus.journal.reader import JournalReader
+from sbus.journal.resizing import resized
 from sbus.journal.slices import Slice, read, read_with_ends
 from sbus.journal.snapshot import OnDamage, open_journals
 from sbus.lake.hourly import Hourly, hourly
@@ -114,7 +115,9 @@ class JournalRows:
                 self._report(reader, e)
                 continue
             for part in parts:
-                yield from map(_as_in_lakes, _joined_batches(self._read(reader, part)))
+                # A recorder writes small batches, and each has a fixed cost.
+                large = resized(self._read(reader, part), min_rows=_BATCH_ROWS, min_bytes=Limits().batch_bytes)
+                yield from map(_as_in_lakes, large)
 
     def _read(self, reader: JournalReader, part: Slice) -> Iterator[pa.RecordBatch]:
         next_seq = part.start_seq
@@ -195,21 +198,6 @@ def _joined(extents: Iterable[Extent]) -> Extent:
         max((each.last for each in found if each.last is not None), default=None),
         sum(each.ahead for each in found),
     )
-
-
-def _joined_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in large batches: a recorder writes small ones, and each has a fixed cost."""
-    waiting: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        waiting.append(batch)
-        rows += batch.num_rows
-        size += batch.nbytes
-        if rows >= _BATCH_ROWS or size >= Limits().batch_bytes:
-            yield pa.concat_batches(waiting)
-            waiting, rows, size = [], 0, 0
-    if waiting:
-        yield pa.concat_batches(waiting)
 
 
 def _as_in_lakes(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -83,20 +83,6 @@ class Lake:
 
     # --- writing ------------------------------------------------------------------------------
 
-    def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Lock the lake for writing (`sbus.lake.table.Table.writing`)."""
-        return self.table.writing()
-
-    def identity(self) -> str:
-        """Return the ID of the lake, 32 hexadecimal digits; it is made when it is first asked for.
-
-        Call this while the lake is `locked`.
-
-        :raises sbus.errors.JournalError: if the file that has it is damaged.
-        :raises OSError: if it cannot be written.
-        """
-        return self.table.state.identity(self.table.format)
-
     def write(self, rows: DataFrame, batch: int, *, writers: int = 1) -> Staged:
         """Put a batch into the lake; written again, it replaces itself.
 

@@ -134,6 +134,29 @@ class TestSkip:
         assert messages_of(rows) == set(range(ROWS)) - set(range(5, 10))
         assert len(rows) == ROWS - 5
 
+    @pytest.mark.parametrize("is_closed", [True, False])
+    def test_missing_newest_index(self, journal: Path, is_closed: bool) -> None:
+        """The rows of the newest segment are found without its index, as those of any other one."""
+        newest = list_segments(str(journal))[-1]
+        for suffix in (".idx",) if is_closed else (".idx", ".json"):
+            os.unlink(newest.path(suffix))
+        with pytest.raises(JournalError, match=r"\.idx: it is missing: .*sbus journal repair"):
+            all_rows(journal, skip_damaged=False)
+        assert messages_of(all_rows(journal, skip_damaged=True)) == set(range(ROWS))
+
+    @pytest.mark.parametrize("is_missing", [True, False])
+    def test_end_is_lost(self, journal: Path, is_missing: bool) -> None:
+        """If the last rows were read before, and neither they nor their index are left, the journal is an older one."""
+        newest = list_segments(str(journal))[-1]
+        os.truncate(newest.path(), os.path.getsize(newest.path()) - 100)
+        for suffix in (".idx", ".json"):
+            os.unlink(newest.path(suffix))
+        if not is_missing:
+            os.mkdir(newest.path(".idx"))
+        reader = JournalReader(journal, skip_damaged=True)
+        assert reader.end() == ROWS - 5
+        assert reader.is_older_than(ROWS)
+
     @pytest.mark.parametrize("suffix", [".arrows", ".idx", ".json"])
     def test_missing_file(self, journal: Path, suffix: str) -> None:
         """A file that is gone stops nothing; an index alone costs no row at all."""
@@ -217,8 +240,7 @@ class TestPlanted:
             all_rows(journal, skip_damaged=False, wanted=lambda summary: True)
         problems = [problem for found in verify(journal, print) for problem in found.problems]
         assert f"{segment.path(suffix)}: {NOT_PLAIN[plant]}" in problems
-        if suffix != ".idx" or not number:  # of the newest segment, the index alone tells where it ends
-            assert covered(all_rows(journal, skip_damaged=True)) == list(range(ROWS))
+        assert covered(all_rows(journal, skip_damaged=True)) == list(range(ROWS))
 
 
 def test_without_proc(journal: Path, tmp_path: Path) -> None:
@@ -546,6 +568,38 @@ def test_a_writer_leaves_a_segment_without_index(journal: Path, number: int) -> 
     rows = all_rows(journal, skip_damaged=False)
     assert messages_of([row for row in rows if row["key"] != b"new"]) == set(range(ROWS))
     assert [row["seq"] for row in rows] == list(range(ROWS + 1))
+
+
+@pytest.mark.parametrize("removed", [(".arrows",), (".arrows", ".json")])
+@pytest.mark.parametrize("numbers", [[1], [0, 1]])
+def test_a_writer_without_the_newest_rows(journal: Path, removed: tuple[str, ...], numbers: list[int]) -> None:
+    """The number of a row that is gone is not used again: the index of its segment states the last one."""
+    segments = list_segments(str(journal))
+    for number in numbers:
+        for suffix in removed:
+            os.unlink(segments[number].path(suffix))
+    reports: list[str] = []
+    for count in range(3):
+        with JournalWriter.open(journal, clock=Clock(), warn=reports.append) as writer:
+            assert writer.next_seq == ROWS + max(0, count - 1)
+            if count:
+                writer.append([(b"new", b"")])
+    missing = f"{segments[1].path()}: it is missing: "
+    assert [report[: len(missing)] for report in reports] == [missing] * 2
+    with locked(journal):
+        list(repair(journal))
+    rows = all_rows(journal, skip_damaged=False)
+    assert [row["seq"] for row in rows if row["key"] == b"new"] == [ROWS, ROWS + 1]
+    assert covered(rows) == list(range(rows[0]["seq"], ROWS + 2))
+
+
+def test_a_writer_with_a_summary_alone(journal: Path) -> None:
+    """A segment of which nothing but the summary is left is not taken for the remains of a deletion."""
+    segment = list_segments(str(journal))[1]
+    for suffix in (".arrows", ".idx"):
+        os.unlink(segment.path(suffix))
+    with pytest.raises(JournalError, match=r"\.idx: it no longer states .*record into another directory"):
+        JournalWriter.open(journal, clock=Clock(), warn=lambda text: None)
 
 
 @pytest.mark.parametrize("records", [0, 3, 10])

@@ -244,6 +244,59 @@ def test_checkpoint_files_torn_by_a_power_cut_are_planned_again(new_journal: New
     assert archived(lake) == recorded(journal.directory)
 
 
+@pytest.mark.parametrize("damaged", [b"v1\n{", b"v1\n{}\n[1]", None])
+def test_a_delta_lake_whose_newest_plan_is_lost(new_journal: NewJournal, tmp_path: Path, damaged: bytes | None) -> None:
+    """The archive is refused: with another plan, it would take rows that the lake lacks for archived ones."""
+    pytest.importorskip("deltalake", reason="the extra delta is not installed")
+    journal, lake = new_journal(), tmp_path / "lake"
+    journal.append(messages(10))
+    journal.sync()
+    with Archive([journal.directory], open_table(str(lake), format="delta")) as job:
+        while not job.wait():
+            pass
+    checkpoint = Checkpoint(open_table(str(lake)).state.checkpoint)
+    last = checkpoint.last_done()
+    plan = tmp_path / "lake.sbus/checkpoint/offsets" / str(last)
+    whole = plan.read_bytes()
+    if damaged is None:  # the state is an older copy than the lake
+        plan.unlink()
+        (plan.parent.parent / "commits" / str(last)).unlink()
+    else:
+        plan.write_bytes(damaged)
+    journal.append(messages(5))
+    journal.sync()
+    for _ in range(2):
+        with pytest.raises(LakeError, match=f"batch {last} is done, but its offset is missing"):
+            put_away([journal], lake)
+    plan.write_bytes(whole)
+    put_away([journal], lake)
+    assert archived(lake) == recorded(journal.directory)
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+def test_an_old_state_beside_a_newer_lake(new_journal: NewJournal, tmp_path: Path, compacts: bool) -> None:
+    """The archive is refused before it puts rows into the lake that are there already."""
+    journal, lake = new_journal(clock=Clock(MIDNIGHT)), tmp_path / "lake"
+    for number in range(4):
+        journal.append(messages(5), MIDNIGHT + number * HOUR)
+        journal.sync()
+        put_away([journal], lake)
+        if number == 1:
+            shutil.copytree(f"{lake}.sbus", tmp_path / "old")
+    if compacts:
+        for _ in range(2):  # rows that come late, so that an hour has several files
+            journal.append(messages(5), MIDNIGHT + 3 * HOUR + 1)
+            journal.sync()
+            put_away([journal], lake)
+        assert compact(open_table(str(lake))).hours == 1
+    before = archived(lake)
+    shutil.rmtree(f"{lake}.sbus")
+    shutil.move(tmp_path / "old", f"{lake}.sbus")
+    with pytest.raises(LakeError, match=r"batch \d+ is done, but its offset is missing"):
+        put_away([journal], lake)
+    assert archived(lake) == before
+
+
 def test_what_was_done_is_on_the_disk_before_it_is_reported(
     new_journal: NewJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,42 @@ def test_two_rewrites_of_one_version(lake, monkeypatch):
     assert len(rows_of(lake)) == 61 - 5
 
 
+@pytest.mark.parametrize("meanwhile", ["optimize", "batch"])
+def test_a_change_between_the_look_at_a_table_and_a_rewrite(lake, monkeypatch, meanwhile):
+    """After Delta's own optimize, the rewrite has no effect, and no row is there twice; after a batch it is done."""
+    before, real = rows_of(lake), lake._commit
+
+    def late(*args, **how):
+        monkeypatch.setattr(lake, "_commit", real)
+        if meanwhile == "optimize":
+            assert DeltaTable(lake.location).optimize.compact()["numFilesRemoved"]
+        else:
+            archive(lake, 6, [row("one", 100, 0)])
+        return real(*args, **how)
+
+    monkeypatch.setattr(lake, "_commit", late)
+    assert compact(lake, now=NOW).hours == (0 if meanwhile == "optimize" else 3)
+    assert [each for each in rows_of(lake) if each[1] < 100] == before
+
+
+@pytest.mark.parametrize("change", [lambda lake: forget(lake, b"people/jo"), lambda lake: prune(lake, 0)])
+def test_files_that_were_replaced_meanwhile_are_left(lake, monkeypatch, change):
+    """What is to be forgotten or pruned may be in the new files: the command does not say that nothing is left."""
+    archive(lake, 6, [row("one", 100, 1, "people/jo")])
+    real = lake._commit
+
+    def late(*args, **how):
+        monkeypatch.setattr(lake, "_commit", real)
+        DeltaTable(lake.location).optimize.compact()
+        return real(*args, **how)
+
+    monkeypatch.setattr(lake, "_commit", late)
+    assert change(lake).left > 0
+    assert any(each[4] == "people/jo" for each in rows_of(lake))
+    assert change(lake).left == 0
+    assert not any(each[4] == "people/jo" for each in rows_of(lake))
+
+
 def test_pruning_and_forgetting(lake):
     """Old hours go in one commit; a key that is forgotten is in no file and in no commit any more."""
     archive(lake, 6, [row("one", 100, 1, "people/jo"), row("one", 101, 2)])

@@ -117,9 +117,9 @@ def test_a_killed_commit_is_made_good_by_any_later_one(first, second, kills, bac
     kept = first[: len(first) - min(back, len(first))]
     for (number, batch), operations in zip([*enumerate(first), *enumerate(second, len(kept))], kills, strict=False):
         for count in operations:
-            with lake.locked(), suppress(Killed), killed_after(count):
+            with lake.table.writing(), suppress(Killed), killed_after(count):
                 put(lake, number, batch)
-        with lake.locked():
+        with lake.table.writing():
             put(lake, number, batch)
     assert content(lake) == expected(kept + second)
     assert not list(lake.table.state.staging.iterdir())
@@ -132,7 +132,7 @@ def test_every_operation_of_a_commit_may_be_the_last(tmp_path):
     new: Batch = {HOURS[1]: "new", HOURS[2]: "new"}
     for operations in range(100):
         lake = Lake(tmp_path / str(operations))
-        with lake.locked():
+        with lake.table.writing():
             put(lake, 0, {HOURS[0]: "before"})
             put(lake, 1, old)
             with killed_after(operations) as left, suppress(Killed):
@@ -148,7 +148,7 @@ def test_every_operation_of_a_commit_may_be_the_last(tmp_path):
 def test_lists_of_files_do_not_pile_up(tmp_path):
     """The manifests of old batches are removed, and their files stay."""
     lake = Lake(tmp_path / "lake")
-    with lake.locked():
+    with lake.table.writing():
         for number in range(103):
             put(lake, number, {HOURS[0]: str(number)})
     assert len(list((lake.table.state.directory / "batches").iterdir())) == 100
@@ -161,7 +161,7 @@ def test_a_list_of_files_cannot_have_others_removed(tmp_path, name):
     precious = tmp_path / "precious"
     precious.write_bytes(b"of somebody else")
     lake = Lake(tmp_path / "lake")
-    with lake.locked():
+    with lake.table.writing():
         put(lake, 0, {HOURS[0]: "rows"})
         names = [name.format(precious=precious) if isinstance(name, str) else name]
         (lake.table.state.directory / "batches/0000000099.json").write_text(json.dumps({"files": names}))
@@ -174,22 +174,22 @@ def test_two_jobs_cannot_write_one_lake(tmp_path):
     """A second job is refused; after the first has ended, another one can write."""
     lake = Lake(tmp_path / "lake")
     with (
-        lake.locked(),
+        lake.table.writing(),
         pytest.raises(LakeError, match="another job writes to this lake"),
-        Lake(tmp_path / "lake").locked(),
+        Lake(tmp_path / "lake").table.writing(),
     ):
         pass
-    with lake.locked():
+    with lake.table.writing():
         pass
 
 
 def test_a_lake_without_its_state_is_not_written(tmp_path):
     """A lake without a checkpoint is refused, because new batches would replace the files that it has."""
     lake = Lake(tmp_path / "lake")
-    with lake.locked():
+    with lake.table.writing():
         put(lake, 0, {HOURS[0]: "rows"})
     shutil.rmtree(lake.checkpoint)
-    with pytest.raises(LakeError, match=r"nothing says from where .*checkpoint is missing"), lake.locked():
+    with pytest.raises(LakeError, match=r"nothing says from where .*checkpoint is missing"), lake.table.writing():
         pass
 
 
@@ -197,7 +197,7 @@ def test_only_its_owner_may_look_into_a_lake(tmp_path):
     """The files of a lake are as private as the journal, whatever the umask."""
     before = os.umask(0)
     try:
-        with Lake(tmp_path / "lake").locked():
+        with Lake(tmp_path / "lake").table.writing():
             pass
     finally:
         os.umask(before)
@@ -213,11 +213,11 @@ def test_a_url_is_no_lake():
 def test_the_identity_goes_with_the_lake(tmp_path: Path) -> None:
     """A lake keeps its identity for good, also after it was moved; another lake has another one."""
     lake = Lake(tmp_path / "lake")
-    with lake.locked():
-        first = lake.identity()
-        assert lake.identity() == first
+    with lake.table.writing():
+        first = lake.table.state.identity("parquet")
+        assert lake.table.state.identity("parquet") == first
     (tmp_path / "lake").rename(tmp_path / "moved")
     (tmp_path / "lake.sbus").rename(tmp_path / "moved.sbus")
-    with Lake(tmp_path / "moved").locked(), Lake(tmp_path / "other").locked():
-        assert Lake(tmp_path / "moved").identity() == first
-        assert Lake(tmp_path / "other").identity() != first
+    with Lake(tmp_path / "moved").table.writing(), Lake(tmp_path / "other").table.writing():
+        assert Lake(tmp_path / "moved").table.state.identity("parquet") == first
+        assert Lake(tmp_path / "other").table.state.identity("parquet") != first
