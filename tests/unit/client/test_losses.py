@@ -14,7 +14,7 @@ from sbus.client.losses import LossMark, Lost, MessageQueue, parse_lost
 from sbus.client.subscription import HIGH_WATER, LOW_WATER
 from tests.support.examples import examples
 from tests.support.packets import bundle
-from tests.unit.client.test_session import Exact, FakeSession, Sub, lose
+from tests.unit.client.sessions import Exact, FakeSession, Sub, lose
 
 GAP = Lost(None, None, None, "reconnect")
 

@@ -12,7 +12,7 @@ from sbus.flood import QueueLimits, Run, SendQueue, SharedBudget, UserShare
 from sbus.flood.front import Front
 from sbus.interfaces import IPacketQueue
 from sbus.protocol.notices import LossReason
-from tests.unit.flood.test_send_queue import SOFT, Connection
+from tests.unit.flood.connection import SOFT, Connection
 
 LONGEST = 60
 """Bytes that the socket takes at most."""

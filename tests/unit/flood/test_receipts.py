@@ -26,7 +26,7 @@ from tests.support.costs import calls
 from tests.support.examples import examples
 from tests.support.reactors import Recorder, received
 from tests.support.transports import World, flood_controlled
-from tests.unit.flood.test_send_queue import BATCH, ORDER, SOFT, Connection, DropOldest
+from tests.unit.flood.connection import BATCH, ORDER, SOFT, Connection, DropOldest
 
 LONGEST = 60
 """Bytes that the sockets of the tests take at most."""

@@ -9,7 +9,7 @@ import pytest
 
 from sbus.flood import Loss, Outcome, State
 from sbus.protocol.notices import LossReason
-from tests.unit.flood.test_send_queue import BATCH, SOFT, A, B, C, Connection, DropOldest
+from tests.unit.flood.connection import BATCH, SOFT, A, B, C, Connection, DropOldest
 
 OPEN, CONGESTED, HELD, DEAF = State.OPEN, State.CONGESTED, State.HELD, State.DEAF
 

@@ -24,10 +24,9 @@ from sbus.syscalls.batch import PacketReader
 from sbus.syscalls.memfd import Attached, Memfd
 from sbus.syscalls.sockets import send_with
 from tests.support.journals import rows
-from tests.unit.recorder import test_parts
-from tests.unit.recorder.test_parts import TIMEOUT, Recorder, numbered
+from tests.unit.recorder import parts
+from tests.unit.recorder.parts import TIMEOUT, Disk, Recorder, numbered
 
-record = test_parts.record
 ALICE = sender(7, b"!/cred/100/1000/42")
 
 
@@ -161,7 +160,7 @@ def test_descriptors_count(record: Callable[..., Recorder], arrive: Arrive, monk
 
 def test_full_disk(record: Callable[..., Recorder], arrive: Arrive, monkeypatch: pytest.MonkeyPatch) -> None:
     """A payload that the disk refuses is written when the disk works again."""
-    faulty = test_parts.Disk(monkeypatch)
+    faulty = Disk(monkeypatch)
     recorder = record(max_payload=3)
     faulty.errors["write"] = errno.ENOSPC
     recorder.recording.add([arrive(build_range(b"a", 0, 3), sealed(b"one"))])
@@ -193,7 +192,7 @@ def test_bad_ranges(packet: bytes) -> None:
 def test_bad_memory(arrive: Arrive) -> None:
     """Memory that is not sealed, is missing, or did not arrive whole is refused, and what came before is kept."""
     sent: list[Any] = []
-    buffer = test_parts.make(Clock(), sent)
+    buffer = parts.make(Clock(), sent)
     unsealed = Memfd.create()
     os.write(unsealed.fileno(), b"abc")
     packet = build_range(b"k", 0, 3)

@@ -11,10 +11,8 @@ from twisted.internet.task import Clock
 from sbus.client.losses import Lost
 from sbus.protocol.notices import NOBODY, sender
 from sbus.recorder.buffer import Batch
-from tests.unit.recorder import test_parts
-from tests.unit.recorder.test_parts import Recorder, make, numbered
+from tests.unit.recorder.parts import Recorder, make, numbered
 
-record = test_parts.record
 ALICE, BOB, PROGRAM = sender(7, b"!/cred/100/1000/42"), sender(8, b"!/cred/100/1001/43"), sender(0, NOBODY)
 
 
