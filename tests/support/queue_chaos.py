@@ -161,9 +161,9 @@ def suffer(
             time.sleep(chance.uniform(0.05, pause))
             if kind == "worker":
                 at = chance.randrange(_WORKERS)
+                ended[workers[at].pid] = time.monotonic_ns()  # at the earliest: this process may then be preempted
                 workers[at].kill()
                 workers[at].wait()
-                ended[workers[at].pid] = time.monotonic_ns()
                 workers[at] = new_worker()
             elif kind == "service":
                 service.kill(signal.SIGKILL)
