@@ -857,7 +857,7 @@ def test_not_permitted(bus: StartBus, become: list[str]) -> None:
     started.stop()
     closed = bus("--mode=0777", "--credentials=own-user")
     assert re.fullmatch(r"sbus: the (server closed the connection|connection broke: .*) \(.*\): .*\n", as_other(closed))
-    assert f"uid {OTHER_USER[0]}" in closed.log
+    closed.wait_log(f"uid {OTHER_USER[0]}")
 
 
 # --- whoami, ping, match --------------------------------------------------------------------------
