@@ -175,8 +175,10 @@ class Piped(_Child):
             both = [file and readers.submit(file.read) for file in outputs]
             try:
                 if self.stdin and not self.stdin.closed:
+                    left = memoryview(stdin)
                     with contextlib.suppress(BrokenPipeError), self.stdin:
-                        self.stdin.write(stdin)
+                        while left:  # a process that is stopped and continued meanwhile has written a part
+                            left = left[self.stdin.write(left) :]
                 self.wait(timeout)
             finally:
                 self.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,22 @@ def test_a_script_has_its_own_streams_and_descriptors(script: Callable[[str], st
     assert done.returncode == 0
     assert done.stdout == b"in word %b b'passed'\n" % os.fsencode(tmp_path)
     assert done.stderr == b"2\n"
+
+
+def test_a_large_input_arrives_whole(script: Callable[[str], str]) -> None:
+    """A signal, which ends write(2) before all is written, takes nothing away from the input."""
+    text = (
+        "import fcntl, os, signal, sys, termios\n"
+        "while int.from_bytes(fcntl.ioctl(0, termios.FIONREAD, bytes(4)), sys.byteorder) < 65536: pass\n"
+        f"os.kill({os.getpid()}, signal.SIGUSR1)\n"
+        "print(len(sys.stdin.buffer.read()))\n"
+    )
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        done = run([script(text)], env=os.environ, stdin=bytes(1 << 20), timeout=20.0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert done.stdout == b"1048576\n"
 
 
 @pytest.mark.parametrize(
