@@ -110,7 +110,8 @@ async def test_dead_letters_are_everywhere(native: Backend, host: Start) -> None
     async with working(client, 2) as worker:
         for _ in range(2):
             await worker.do((await worker.next()).nack, "poison", "no\npicture")
-        assert await dead.get() == (b"queue/jobs/dead/k", b"1 1 poison: no\npicture\0x")
+        letters = [await dead.get() for _ in range(2)]
+    assert letters[0] == (b"queue/jobs/dead/k", b"1 1 poison: no\npicture\0x")
     shown = ask(b.address, "peek", dead=True)
     assert [(each["id"], each["reason"], each["payload"]) for each in shown] == [
         (1, "poison: no\npicture", "x"),
