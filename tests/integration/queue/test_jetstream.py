@@ -69,16 +69,15 @@ async def test_a_host_that_ends(native: Backend, host: Start) -> None:
     """When its service is killed, its jobs are with another host after the lease, and the delivery counts."""
     a, b = host("a"), host("b")
     client = await native.connect(a.address)
-    killed = WorkerProcess(b.address, "jobs")
-    await client.do(client.raw.enqueue, "jobs", "k", b"x")
-    assert await asyncio.to_thread(killed.next_job) == 1
-    b.service.kill(signal.SIGKILL)
-    b.service.wait()
-    async with working(client) as worker:
-        job = await worker.next()
-        assert (job.id, job.payload, job.tries) == (1, b"x", 2)
-        await worker.do(job.ack)
-    killed.kill()
+    with WorkerProcess(b.address, "jobs") as idle:
+        await client.do(client.raw.enqueue, "jobs", "k", b"x")
+        assert await asyncio.to_thread(idle.next_job) == 1
+        b.service.kill(signal.SIGKILL)
+        b.service.wait()
+        async with working(client) as worker:
+            job = await worker.next()
+            assert (job.id, job.payload, job.tries) == (1, b"x", 2)
+            await worker.do(job.ack)
 
 
 async def test_a_service_keeps_its_jobs(native: Backend, host: Start) -> None:

@@ -289,13 +289,12 @@ async def test_killed_worker(native: Backend, queued: Start) -> None:
         for _ in range(5):
             await client.do(client.raw.enqueue, "jobs", "k")
             mine = await worker.next()
-            killed = WorkerProcess(server.address, "jobs")
-            await client.do(client.raw.enqueue, "jobs", "k")
-            number = await asyncio.to_thread(killed.next_job)
-            assert number != mine.id
-            await worker.do(mine.ack)
-            start = time.perf_counter()
-            killed.kill()
+            with WorkerProcess(server.address, "jobs") as killed:
+                await client.do(client.raw.enqueue, "jobs", "k")
+                number = await asyncio.to_thread(killed.next_job)
+                assert number != mine.id
+                await worker.do(mine.ack)
+                start = time.perf_counter()
             job = await worker.next()
             times.append(time.perf_counter() - start)
             assert (job.id, job.tries) == (number, 2)
@@ -308,12 +307,11 @@ async def test_worker_that_is_killed_while_there_is_no_service(native: Backend, 
     """The next service finds that the process is gone, and does not wait for the lease."""
     server = queued()
     client = await native.connect(server.address)
-    killed = WorkerProcess(server.address, "jobs")
-    await client.do(client.raw.enqueue, "jobs", "k")
-    await asyncio.to_thread(killed.next_job)
-    server.service.kill(signal.SIGKILL)
-    server.service.wait()
-    killed.kill()
+    with WorkerProcess(server.address, "jobs") as killed:
+        await client.do(client.raw.enqueue, "jobs", "k")
+        await asyncio.to_thread(killed.next_job)
+        server.service.kill(signal.SIGKILL)
+        server.service.wait()
     spawn(server.service.again).wait_started()
     async with working(client) as worker:
         assert (await worker.next()).tries == 2
