@@ -82,6 +82,14 @@ def test_it_goes_on_when_the_lake_is_back(spark, new_journal, tmp_path, monkeypa
     def until(**wanted: float) -> dict[str, float]:
         return wait_until(lambda: figures(file), lambda found: wanted.items() <= found.items(), timeout=TIMEOUT)
 
+    def until_tried(retries: int) -> dict[str, float]:
+        """Wait until the archive waits for the lake; on a busy machine, it may have tried more often."""
+        return wait_until(
+            lambda: figures(file),
+            lambda found: found.get("up") == 0 and found["retries_total"] >= retries,
+            timeout=TIMEOUT,
+        )
+
     def steps() -> None:
         running = until(up=1, rows_total=10, batches_total=1, lag_rows=0, retries_total=0)
         assert time.time() - running["last_batch_timestamp_seconds"] < TIMEOUT
@@ -91,14 +99,14 @@ def test_it_goes_on_when_the_lake_is_back(spark, new_journal, tmp_path, monkeypa
         else:
             lake.write_text("not mounted")
         record(5)
-        assert until(up=0, retries_total=1)["lag_rows"] == 5  # its state is beside it, and still there
-        until(up=0, retries_total=2)
+        assert until_tried(1)["lag_rows"] == 5  # its state is beside it, and still there
+        until_tried(2)
         if replaced == "directory":
             lake.rmdir()
         else:
             lake.unlink()
         away.rename(lake)
-        again = until(up=1, rows_total=15, batches_total=2, lag_rows=0, retries_total=2)
+        again = until(up=1, rows_total=15, batches_total=2, lag_rows=0)
         assert again["last_batch_timestamp_seconds"] > running["last_batch_timestamp_seconds"]
 
     record(10)
@@ -111,8 +119,8 @@ def test_it_goes_on_when_the_lake_is_back(spark, new_journal, tmp_path, monkeypa
     assert operator.problem is None, (operator.problem, done.output)
     assert done.exit_code == 0, done.output
     lines = [line for line in done.stderr.splitlines() if "trying again" in line]
-    assert len(lines) == 2, done.stderr
-    for line, seconds in zip(lines, (1, 2), strict=True):
+    assert len(lines) >= 2, done.stderr
+    for line, seconds in zip(lines, (1, 2, 4, 8), strict=False):
         assert re.fullmatch(rf"sbus: .*: its rows are gone, .*; trying again in {seconds} s", line), line
     assert "archived 15 rows in 2 batches" in done.stderr
     assert archived(lake) == recorded(journal.directory)

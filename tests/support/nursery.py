@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import functools
 import gc
+import itertools
 import json
 import os
 import runpy
@@ -34,6 +35,8 @@ _WITH_ARROW = {"archive", "compact", "journal", "lake", "replay", "report", "sbu
 """Words of a command line that import Arrow. A nursery of its own imports it for them: few tests need it."""
 _LARGEST = 1 << 17
 _MOST_DESCRIPTORS = 100
+_numbers = itertools.count()
+"""The numbers of requests."""
 
 
 class _Child:
@@ -59,12 +62,16 @@ class _Child:
     ) -> None:
         self._ended, status = os.pipe()
         try:
-            request = json.dumps([[*command], os.fspath(cwd), {**env}, [0, 1, 2, *pass_fds], umask, before]).encode()
+            number = next(_numbers)
+            what = [number, [*command], os.fspath(cwd), {**env}, [0, 1, 2, *pass_fds], umask, before]
+            request = json.dumps(what).encode()
             nursery = _nursery(not _WITH_ARROW.isdisjoint(command), *within)
             socket.send_fds(nursery, [request], [status, *streams, *pass_fds])
-            answer = nursery.recv(100)
-            assert answer, "the nursery has ended: see its error above"
-            self.pid = int(answer)
+            answered = -1
+            while answered != number:  # else it is for a start that was given up, as by a time limit
+                answer = nursery.recv(100)
+                assert answer, "the nursery has ended: see its error above"
+                answered, self.pid = map(int, answer.split())
         finally:
             os.close(status)
         self.returncode: int | None = None
@@ -175,8 +182,10 @@ class Piped(_Child):
             both = [file and readers.submit(file.read) for file in outputs]
             try:
                 if self.stdin and not self.stdin.closed:
+                    left = memoryview(stdin)
                     with contextlib.suppress(BrokenPipeError), self.stdin:
-                        self.stdin.write(stdin)
+                        while left:  # a process that is stopped and continued meanwhile has written a part
+                            left = left[self.stdin.write(left) :]
                 self.wait(timeout)
             finally:
                 self.kill()
@@ -285,7 +294,7 @@ def _use_pythonpath(text: str) -> None:
 
 def _run(request: bytes, descriptors: Sequence[int]) -> NoReturn:
     """Become a script."""
-    command, cwd, env, numbers, umask, before = json.loads(request)
+    _, command, cwd, env, numbers, umask, before = json.loads(request)
     free = max(numbers) + 1  # first out of the way of each other's numbers
     for number, descriptor in zip(numbers, [fcntl.fcntl(d, fcntl.F_DUPFD, free) for d in descriptors], strict=True):
         os.dup2(descriptor, number)
@@ -339,6 +348,8 @@ def main() -> None:
         if requests.fileno() in ready:
             request, descriptors, _, _ = socket.recv_fds(requests, _LARGEST, _MOST_DESCRIPTORS)
             if not request:
+                for child in children:  # a failed test, or one that was killed, has left it
+                    os.kill(child, signal.SIGKILL)
                 return
             child = os.fork()
             if not child:
@@ -349,7 +360,7 @@ def main() -> None:
             children[child], *streams = descriptors
             for descriptor in streams:
                 os.close(descriptor)
-            requests.send(b"%d" % child)
+            requests.send(b"%d %d" % (json.loads(request)[0], child))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ class _Publisher(threading.Thread):
         due = time.monotonic()
         while not self.is_stopped:
             missing = set(itertools.islice(self._numbers, _BATCH))
-            while missing:
+            while missing and not self.is_stopped:
                 try:
                     self._put_all(missing)
                 except OSError:  # the bus is gone
@@ -111,7 +111,7 @@ class _Publisher(threading.Thread):
             ]
             for packet in pack(packets, MAX_BUNDLE, len(packets))[0]:
                 sock.send(packet)
-            while missing:
+            while missing:  # the time-out of the socket ends it
                 received = sock.recv(1 << 18)
                 if not received:
                     raise OSError
@@ -120,6 +120,15 @@ class _Publisher(threading.Thread):
                         number = int(packet.partition(b"\0")[0].rpartition(b"/")[2])
                         missing.discard(number)
                         self.confirmed.append(number)
+
+
+def _stop(publishers: list[_Publisher]) -> None:
+    """End publishers; what is not confirmed yet stays unconfirmed."""
+    for publisher in publishers:
+        publisher.is_stopped = True
+    for publisher in publishers:
+        if publisher.is_alive():
+            publisher.join()
 
 
 def suffer(
@@ -161,9 +170,9 @@ def suffer(
             time.sleep(chance.uniform(0.05, pause))
             if kind == "worker":
                 at = chance.randrange(_WORKERS)
+                ended[workers[at].pid] = time.monotonic_ns()  # at the earliest: this process may then be preempted
                 workers[at].kill()
                 workers[at].wait()
-                ended[workers[at].pid] = time.monotonic_ns()
                 workers[at] = new_worker()
             elif kind == "service":
                 service.kill(signal.SIGKILL)
@@ -173,14 +182,12 @@ def suffer(
                 bus.kill(signal.SIGKILL)
                 bus.wait()
                 bus = spawn(Bus, directory, "--reuse")
-        for publisher in publishers:
-            publisher.is_stopped = True
-        for publisher in publishers:
-            publisher.join()
+        _stop(publishers)
         seconds = time.monotonic() - start
         wait_until(lambda: _left(directory), lambda count: count == 0, timeout=_PATIENCE, pause=0.1)
         dead, expired = ask(bus.address, "peek", dead=True), ask(bus.address, "ls")["events"].get("expired", 0)
     finally:
+        _stop(publishers)
         for worker in workers:
             worker.kill()
             worker.wait()

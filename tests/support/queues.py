@@ -48,12 +48,18 @@ class QueueProcess(Process):
 
 
 class WorkerProcess:
-    """A process with the blocking client, which prints each job's number and never answers."""
+    """A process with the blocking client, which prints each job's number and never answers; a block ends it."""
 
     def __init__(self, bus: str | Path, queue: str, credit: int = 1, user: tuple[int, ...] = ()) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", _WORKER, str(bus), queue, str(credit), *map(str, user)], stdout=subprocess.PIPE
         )
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     def next_job(self) -> int:
         """Wait for a job, and return its number."""

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.nursery import Forked, run
+from tests.support import ROOT
+from tests.support.harness import wait_end
+from tests.support.nursery import Forked, Piped, run
 
 
 def test_a_signal_may_come_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,6 +57,22 @@ def test_a_script_has_its_own_streams_and_descriptors(script: Callable[[str], st
     assert done.stderr == b"2\n"
 
 
+def test_a_large_input_arrives_whole(script: Callable[[str], str]) -> None:
+    """A signal, which ends write(2) before all is written, takes nothing away from the input."""
+    text = (
+        "import fcntl, os, signal, sys, termios\n"
+        "while int.from_bytes(fcntl.ioctl(0, termios.FIONREAD, bytes(4)), sys.byteorder) < 65536: pass\n"
+        f"os.kill({os.getpid()}, signal.SIGUSR1)\n"
+        "print(len(sys.stdin.buffer.read()))\n"
+    )
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        done = run([script(text)], env=os.environ, stdin=bytes(1 << 20), timeout=20.0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert done.stdout == b"1048576\n"
+
+
 @pytest.mark.parametrize(
     ("end", "status", "said"),
     [
@@ -67,6 +89,34 @@ def test_a_script_ends_as_in_a_process_of_its_own(
     """Its status, its last words and what it has registered for the end are those of Python."""
     done = run([script(f"import atexit, os, sys; {end}")], env=os.environ, timeout=20.0)
     assert (done.returncode, done.stdout, done.stderr) == (status, b"", said)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the pipes of that start
+def test_a_start_that_is_given_up(script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that a time limit interrupts does not hand its process to the next one."""
+
+    def give_up(*args: Any) -> None:
+        send(*args)
+        raise TimeoutError
+
+    path, send = script("import os; print(os.getpid())"), socket.send_fds
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "send_fds", give_up)
+        with pytest.raises(TimeoutError):
+            Piped([path], ".", os.environ)
+    child = Piped([path], ".", os.environ)
+    assert int(child.communicate(timeout=20.0)[0]) == child.pid
+
+
+def test_nothing_outlives_its_tester(script: Callable[[str], str]) -> None:
+    """A process whose tester is gone ends with the nursery."""
+    path = script("import time; print('begun', flush=True); time.sleep(600)")
+    tester = (
+        f"import os; from tests.support.nursery import Piped; child = Piped([{path!r}], '.', os.environ, text=True);"
+        "child.stdout.readline(); print(child.pid, flush=True); os._exit(1)"
+    )
+    done = subprocess.run([sys.executable, "-c", tester], cwd=ROOT, stdout=subprocess.PIPE, timeout=60)
+    wait_end(int(done.stdout))
 
 
 def test_an_exception_is_shown(script: Callable[[str], str]) -> None:

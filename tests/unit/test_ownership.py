@@ -218,7 +218,7 @@ def test_a_pipe_is_written_and_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     found: list[bytes] = []
-    reader = threading.Thread(target=lambda: found.append(path.read_bytes()))
+    reader = threading.Thread(target=lambda: found.append(path.read_bytes()), daemon=True)
     reader.start()
     check_replaceable(path)
     write(path)

@@ -6,8 +6,8 @@ Without a viewer, the registry's ``deliver`` is that of `sbus.server.bus.deliver
 one `Viewer` looks, ``deliver`` is `Tap.deliver`, which delivers first and then notes the run for each viewer.
 
 Noting has a budget: a tenth of the time that passes, and at most `BURST` at once, which is a tenth of the longest turn
-of a user. Making the text of the events is charged to it as well (`Tap.charged`). Messages beyond the budget are
-delivered and counted (`Tap.missed`), but not looked at.
+of a user. Making the text of the events is charged to it as well (`Tap.charged`). Preemption is not, as in
+`sbus.fair.scheduler`. Messages beyond the budget are delivered and counted (`Tap.missed`), but not looked at.
 
 Attribution: flood control reports losses by receiver, as numbers, and drops the newest messages. So a loss
 of n messages is that of the last n messages for that receiver before the report. A receiver that waits for mail loses
@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
+from sbus.fair.scheduler import LONGEST_CHARGE
 from sbus.flood import PROGRAM, PayloadMessage, Signature
 from sbus.routing.route import Route
 from sbus.server.bus.delivery import without
@@ -203,7 +204,10 @@ class Tap:
             )
             for viewer in self._viewers:
                 viewer.note(run)
-            self._left -= self._clock() - now
+            self._charge(self._clock() - now)
+
+    def _charge(self, took: float) -> None:
+        self._left -= min(took, LONGEST_CHARGE / 1e9)
 
     def dropped(self, receiver: Receiver, messages: int, size: int) -> None:
         """Note that messages were dropped for a receiver (`IObserver.dropped`)."""
@@ -217,7 +221,7 @@ class Tap:
         while True:
             began = self._clock()
             piece = next(pieces, None)
-            self._left -= self._clock() - began
+            self._charge(self._clock() - began)
             if piece is None:
                 return
             yield piece
@@ -234,7 +238,7 @@ class Tap:
         effort = _EFFORT
         for loss in losses:
             effort = self._mark(spans, loss, effort)
-        self._left -= self._clock() - now
+        self._charge(self._clock() - now)
 
     def _mark(self, spans: list[_Span], loss: _Loss, effort: int) -> int:
         """Mark the messages that one report is about; return the effort that is left."""

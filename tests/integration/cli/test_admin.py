@@ -77,6 +77,7 @@ def test_a_full_backlog(tmp_path: Path) -> None:
                 asked.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 17\r\nConnection: close\r\n\r\n{"is_late": true}')
 
         late = threading.Timer(0.1, accept)
+        late.daemon = True
         late.start()
         assert Admin(Target(), path).get("/v1/status") == {"is_late": True}
         late.join()
@@ -189,7 +190,7 @@ def test_monitor_as_a_member_of_the_admin_group(tmp_path: Path) -> None:
                 asked.recv(4096)
                 asked.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n%b" % (len(detail), detail))
 
-        thread = threading.Thread(target=answer)
+        thread = threading.Thread(target=answer, daemon=True)
         thread.start()
         done = CliRunner().invoke(cli, ["monitor", "", "--admin", path])
         thread.join()

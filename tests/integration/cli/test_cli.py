@@ -503,10 +503,13 @@ def test_sub_timeout(shared: Bus) -> None:
     with Sbus(shared, "pub", "--repeat=0", "flood", "x"):
         with shared.client(b"flood") as other:
             other.recv()
-        output, errors = sbus(shared, "sub", "--timeout=0.3", "flood", status=124)
+        for seconds in ("0.3", "3", "10"):  # on a busy machine, the first message may come later
+            output, errors = sbus(shared, "sub", f"--timeout={seconds}", "flood", status=124)
+            if output:
+                break
     assert set(output.splitlines()) == {b"flood x"}
     assert output.endswith(b"\n")
-    assert f"{len(output.splitlines()):,} messages came" in errors
+    assert f"{len(output.splitlines()):,} message" in errors
 
 
 def test_sub_closed_pipe(shared: Bus) -> None:
@@ -857,7 +860,7 @@ def test_not_permitted(bus: StartBus, become: list[str]) -> None:
     started.stop()
     closed = bus("--mode=0777", "--credentials=own-user")
     assert re.fullmatch(r"sbus: the (server closed the connection|connection broke: .*) \(.*\): .*\n", as_other(closed))
-    assert f"uid {OTHER_USER[0]}" in closed.log
+    closed.wait_log(f"uid {OTHER_USER[0]}")
 
 
 # --- whoami, ping, match --------------------------------------------------------------------------

@@ -394,12 +394,15 @@ def test_input_in_any_mode(world: World) -> None:
         with subprocess.Popen(
             [sys.executable, "-m", "sbus", "pub", "--lines", "lines"], stdin=reader, env=environ
         ) as process:
-            os.write(writer, b"one\nt")
-            assert messages.get(TIMEOUT).payload == b"one"
-            os.write(writer, b"wo\n")
-            assert messages.get(TIMEOUT).payload == b"two"
-            os.close(writer)
-            assert process.wait(TIMEOUT) == 0
+            try:
+                os.write(writer, b"one\nt")
+                assert messages.get(TIMEOUT).payload == b"one"
+                os.write(writer, b"wo\n")
+                assert messages.get(TIMEOUT).payload == b"two"
+                os.close(writer)
+                assert process.wait(TIMEOUT) == 0
+            finally:
+                process.kill()
     os.close(reader)
 
 

@@ -188,7 +188,7 @@ def test_close_wakes_a_thread_that_reconnects(bus: StartBus) -> None:
         except BaseException as error:
             said.append(type(error))
 
-    thread = threading.Thread(target=wait)
+    thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     until = time.monotonic() + TIMEOUT
     while client.state != "reconnecting":

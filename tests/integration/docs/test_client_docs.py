@@ -559,7 +559,7 @@ def test_thumbnails(bus: StartBus, start: Start, spawn: Callable[..., Any], dire
     assert added.startswith("1 slow.ppm\n2 bad.ppm\n3 0.ppm\n")
 
     slow = writer_of(directory / "slow.ppm")
-    (busy,) = [worker for worker in workers if "working on slow.ppm" in worker.log]
+    (busy,) = wait_until(lambda: [worker for worker in workers if "working on slow.ppm" in worker.log])
     busy.stop(signal.SIGKILL)
 
     def write() -> bool:

@@ -126,15 +126,17 @@ def test_first_message(tree: Path, directory: Path, spawn: Callable[..., Any], r
     # The subscription is not visible from outside, so publish until the receiver has a message.
     output = None
     with run("first-receive") as receiver:
-        for _ in range(100):
-            with run("first-publish") as publisher:
-                assert publisher.wait(TIMEOUT) == 0
-            try:
-                output = receiver.communicate(timeout=0.05)[0]
-                break
-            except subprocess.TimeoutExpired:
-                continue
-        receiver.kill()
+        try:
+            for _ in range(100):
+                with run("first-publish") as publisher:
+                    assert publisher.wait(TIMEOUT) == 0
+                try:
+                    output = receiver.communicate(timeout=0.05)[0]
+                    break
+                except subprocess.TimeoutExpired:
+                    continue
+        finally:
+            receiver.kill()
     assert output == "b'MSG greetings/world\\x00hello'\n"
     assert output.strip() in (ROOT / "README.rst").read_text()
     assert bus.stop(signal.SIGINT) == 0
@@ -168,9 +170,12 @@ def test_getting_started(directory: Path) -> None:
             command = ["sh", "-c", f"{subscribe} -v --count=1"]
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
             with subprocess.Popen(command, env=shell, **pipes) as subscriber:  # type: ignore[call-overload]
-                subscriber.stderr.readline()  # it has subscribed
-                subprocess.run(["sh", "-c", publish], env=shell, check=True, timeout=TIMEOUT)
-                assert subscriber.communicate(timeout=TIMEOUT)[0] == "greetings/world hello\n"
+                try:
+                    subscriber.stderr.readline()  # it has subscribed
+                    subprocess.run(["sh", "-c", publish], env=shell, check=True, timeout=TIMEOUT)
+                    assert subscriber.communicate(timeout=TIMEOUT)[0] == "greetings/world hello\n"
+                finally:
+                    subscriber.kill()
             command = [sys.executable, str(EXAMPLES / "first.py")]
             done = subprocess.run(command, env=shell, capture_output=True, text=True, timeout=TIMEOUT)
             assert done.stdout == "greetings/world hello\n", done.stderr

@@ -27,14 +27,13 @@ def test_who_may_take_jobs(bus: StartBus, spawn: Callable[..., Any], directory: 
     assert stranger.recv() == b"CMSG denied/on\0"
     stranger.msg(b"queue/thumbnails/ready", b"ab 1 1")
     assert stranger.recv().startswith(b"CMSG denied\0MSG queue/thumbnails/ready closed")
-    worker = WorkerProcess(server.address, "thumbnails", user=OTHER_USER)
-    assert worker.next_job() == 1
-    with sbus.connect(str(server.address)) as root:
-        for token in (b"ab", b"0" * 32):
-            root.publish("queue/thumbnails/ack", token + b" 1 1")
-        root.fence()
-    assert ask(server.address, "ls", "thumbnails")["jobs"]["out"] == 1
-    worker.kill()
+    with WorkerProcess(server.address, "thumbnails", user=OTHER_USER) as worker:
+        assert worker.next_job() == 1
+        with sbus.connect(str(server.address)) as root:
+            for token in (b"ab", b"0" * 32):
+                root.publish("queue/thumbnails/ack", token + b" 1 1")
+            root.fence()
+        assert ask(server.address, "ls", "thumbnails")["jobs"]["out"] == 1
 
 
 def test_a_service_that_may_not_serve(bus: StartBus, spawn: Callable[..., Any], directory: Path, as_root: None) -> None:

@@ -16,7 +16,7 @@ from sbus.server.asks.last_values import LastValueRule
 from sbus.server.bus.handover import OF_OTHERS
 from sbus.server.core.limits import Limits
 from sbus.server.ops.admin_events import events
-from sbus.server.ops.tap import BURST, MOST_LOSSES, Tap
+from sbus.server.ops.tap import BURST, MOST_LOSSES, Run, Tap
 from sbus.server.ops.viewers import (
     LONGEST_KEY,
     MOST_FLOWS,
@@ -236,6 +236,24 @@ def test_the_budget():
     clock.now += 10 * BURST * 20
     publisher.send(b"MSG k\0")
     assert len(stream.messages()) == 1
+
+
+def test_preemption_is_not_charged():
+    """A server that is preempted for a second while it notes a message shows the next one."""
+    bus = Bus()
+    publisher = bus.connect()
+    clock = Time()
+
+    class Preempted(MessageViewer):
+        def note(self, run: Run) -> None:
+            super().note(run)
+            clock.now += 1.0
+
+    tap, viewer = Tap(bus.registry, clock), Preempted(CURRENT, b"", 10)
+    tap.add(viewer)
+    for _ in range(3):
+        publisher.send(b"MSG k\0")
+    assert (len(viewer.take()), tap.missed) == (3, 0)
 
 
 def test_making_the_events_is_charged():
