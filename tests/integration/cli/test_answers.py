@@ -12,7 +12,7 @@ import sbus as package
 from sbus.client.api import Request
 from sbus.errors import RequestFailed
 from sbus.syscalls.polling import is_readable
-from tests.integration.cli.test_cli import failure, sbus
+from tests.integration.cli.commands import failure, sbus
 from tests.support.harness import Bus
 
 FORGED = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x1b[0m\r\nsbus: all is well\u202e"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.test_cli import Sbus, failure, fake_server, follow, hear, sbus
+from tests.integration.cli.commands import Sbus, failure, fake_server, follow, hear, sbus
 from tests.integration.cli.test_web import events, web
 from tests.support.harness import Bus
 from tests.support.servers import StartBus

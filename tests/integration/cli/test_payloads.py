@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.test_cli import Sbus, failure, misuse, sbus
+from tests.integration.cli.commands import Sbus, failure, misuse, sbus
 from tests.support.disks import mounted
 from tests.support.harness import Bus
 from tests.support.servers import StartBus

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cli.test_cli import failure, sbus
+from tests.integration.cli.commands import failure, sbus
 
 POLICY = """\
 version = 1

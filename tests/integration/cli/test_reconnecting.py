@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.test_cli import Sbus
+from tests.integration.cli.commands import Sbus
 from tests.support.harness import TIMEOUT, WHOAMI
 
 

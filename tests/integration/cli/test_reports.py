@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cli.test_cli import Sbus, failure, fake_server, follow, hear, keeping, misuse, sbus
+from tests.integration.cli.commands import Sbus, failure, fake_server, follow, hear, misuse, sbus
 from tests.support.harness import Bus
 from tests.support.servers import StartBus
 from tests.support.waiting import paused

@@ -14,7 +14,7 @@ import pytest
 
 import sbus as package
 from sbus.errors import RequestFailed
-from tests.integration.cli.test_cli import Sbus, failure, misuse, sbus
+from tests.integration.cli.commands import Sbus, failure, misuse, sbus
 from tests.support.harness import TIMEOUT, Bus, Client
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cli.test_cli import Sbus, fake_server, follow, hear, misuse, sbus
+from tests.integration.cli.commands import Sbus, fake_server, follow, hear, misuse, sbus
 from tests.support.harness import OTHER_USER, Bus, run, script
 from tests.support.servers import StartBus
 

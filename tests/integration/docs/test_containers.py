@@ -14,7 +14,7 @@ import pytest
 
 import sbus
 from sbus.errors import InvalidKey, ViolationReason
-from tests.integration.cli.test_cli import command, environment
+from tests.integration.cli.commands import command, environment
 from tests.support import ROOT
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from sbus.version import __version__
-from tests.integration.cli.test_cli import command, complaints
+from tests.integration.cli.commands import command, complaints
 from tests.support import nursery
 from tests.support.harness import OTHER_USER, TIMEOUT, Client, can_fork, wait_end
 
