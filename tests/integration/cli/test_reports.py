@@ -59,8 +59,6 @@ def test_sub_last(keeping: Bus) -> None:
         assert running.end()[0] == 0
 
 
-__all__ = ["keeping"]
-
 PACKETS = [
     b"MSG a\x001",
     b"CMSG lost\x003 300 3 queue-full",
