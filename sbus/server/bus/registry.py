@@ -93,7 +93,7 @@ class SubscriptionRegistry(Service):
     :param last_values: the patterns whose last values are kept.
     :param name: the name of the bus, for people.
     :param secrets_go_up: whether secret keys that are not of this bus are for the link to its master.
-    :ivar members: the connected clients, and the processes that serve the bus.
+    :ivar members: the connected clients and the sidecars.
     :ivar clients: the connected clients by their numbers.
     :ivar counters: the counts since the start.
     :ivar closed: the last connections that have ended, with the reasons.
