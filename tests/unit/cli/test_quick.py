@@ -78,7 +78,7 @@ def test_long_input(server: Server, size: int) -> None:
     def serve() -> None:
         if size > 65_536:  # the short way has connected, and left again
             server.listener.accept()[0].close()
-        heard.extend(server.serve(ANSWER, 2 if size > 65_536 else 1))  # a long message waits for the limit
+        heard.extend(server.serve(ANSWER, 2 if size > 65_536 else 1))  # a long message waits for the bus's limit
 
     thread = threading.Thread(target=serve)
     thread.start()
