@@ -52,7 +52,7 @@ class PacketLimit:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing is known of this server or the one before."""
+        """Whether neither this server nor the one before has answered."""
         return self.said is None
 
     @property

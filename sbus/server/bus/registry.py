@@ -252,7 +252,7 @@ class SubscriptionRegistry(Service):
         self.fast_path = not self.guard.asks_always and not self._events.published
 
     def open_tap(self, tap: MessageTap) -> None:
-        """Put a tap into the way of all messages; it hands them to the delivery."""
+        """Pass all messages to a tap, which hands them to the delivery."""
         self._events.dropped = (*self._events.dropped, tap.dropped)
         self.deliver, self.deliver_payload = tap.deliver, tap.deliver_payload
 
