@@ -311,7 +311,7 @@ def test_a_job_that_comes_back_often_is_not_dead() -> None:
 
 
 def test_dead_jobs_that_another_host_has_deleted(stream: JetStore, nats: NatsServer) -> None:
-    """Another host forgets them when it looks for dead jobs again."""
+    """Another host forgets such jobs when it looks for dead jobs again."""
     id = put(stream)
     stream.write(Changes(changed=[take(stream, 1)[id]]), 0.0)
     other = JetStore(Settings(name="jobs", store=nats.url))

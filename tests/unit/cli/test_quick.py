@@ -34,7 +34,7 @@ class Server:
         self.listener.settimeout(TIMEOUT)
 
     def serve(self, reply: bytes, questions: int = 1) -> list[bytes]:
-        """Return the packets of the next client up to the last ``whoami``, send the reply to each, and close."""
+        """Reply to each ``whoami`` of the next client and close; return its packets up to the last one."""
         peer = self.listener.accept()[0]
         with peer:
             peer.settimeout(TIMEOUT)

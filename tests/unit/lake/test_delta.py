@@ -104,7 +104,7 @@ def test_two_rewrites_of_one_version(lake, monkeypatch):
 
 @pytest.mark.parametrize("meanwhile", ["optimize", "batch"])
 def test_a_change_between_the_look_at_a_table_and_a_rewrite(lake, monkeypatch, meanwhile):
-    """After Delta's own optimize, a rewrite has no effect, and doubles no row; after a batch, it has."""
+    """After Delta's own optimize, a rewrite changes nothing, and doubles no row; after a batch, it takes effect."""
     before, real = rows_of(lake), lake._commit
 
     def late(*args, **how):
