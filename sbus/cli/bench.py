@@ -309,7 +309,7 @@ def _collect(
 
 
 def _receive(target: Target, data: bytes, end_mark: bytes, parent: int, report: connection.Connection) -> None:
-    """Receive messages, in a separate process, which ends when its parent has been killed.
+    """Receive messages in a separate process, which ends if its parent is killed.
 
     It reports twice: when it has subscribed, and at the end the number of messages and the time of the last one.
     """

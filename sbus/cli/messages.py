@@ -250,7 +250,7 @@ _LONGEST_NAME = 200
 def saved(show: Printer, directory: str) -> Printer:
     """Return a printer that writes each payload to a new file, and prints the name of the file in its place.
 
-    :raises OSError: as mkdir(2); the printer raises it as open(2), and if the file exists.
+    :raises OSError: if the directory cannot be made; from the printer, if the file cannot be opened or exists.
     :raises StorageError: from the printer, if the payload cannot be written.
     """
     os.makedirs(directory, exist_ok=True)
@@ -267,7 +267,7 @@ def saved(show: Printer, directory: str) -> Printer:
             with explained_writing("a payload", path, "name another directory"), file:
                 file.write(message.payload)
         except BaseException:
-            os.unlink(path)  # a part would look like a whole payload
+            os.unlink(path)  # a partial file would look like a whole payload
             raise
         return show(received._replace(message=message._replace(payload=os.fsencode(path))))
 

@@ -1,11 +1,11 @@
 """The agreement of a client and its server on messages: the longest packet, and the use of sealed memory.
 
-*Packets.* A server says its limit in the answer to ``bye/on``, if it is not the usual one. Up to that answer the usual
-one counts. On the first connection nothing is known yet, and the limit may be a lower one: so a call with a message
-longer than 64 KiB waits for the answer (`PacketLimit.is_open`). Shorter ones do not: hardly any server takes less, and
-a program that publishes one of them and ends needs no round trip. Without a connection the limit is that of the last
-server, and the next one may have a lower limit. So the outbox keeps the waiting messages until the answer; ``whoami``
-after the question shows that none comes.
+*Packets.* A server states its limit in the answer to ``bye/on`` if it is not the usual one. Up to that answer the usual
+limit counts. On the first connection nothing is known yet, and the server's limit may be lower. So a call with a
+message longer than 64 KiB waits for the answer (`PacketLimit.is_open`). Shorter messages do not wait: hardly any server
+has a lower limit, and a program that publishes one of them and ends needs no round trip. Without a connection the limit
+is that of the last server, and the next server may have a lower one. So the outbox keeps the waiting messages until the
+answer. The client sends ``whoami`` after the question: a reply to that alone shows that no answer comes.
 
 *Sealed memory.* A client that wants payloads asks ``payload/on``, and ``whoami`` after it. The answer to the first has
 the agreement; the answer to the second without one shows that the server takes no payloads. Up to that answer the
@@ -39,9 +39,9 @@ class PacketLimit:
     """The longest packet that can be sent.
 
     :param usual: bytes in the longest packet that a server takes, unless it says so itself.
-    :ivar said: bytes that the server has said, on this connection or the one before; 0 for the usual limit; None
+    :ivar said: the bytes that the server has stated, on this connection or the one before; 0 for the usual limit; None
         before the first answer.
-    :ivar is_known: whether that was on this connection, or on the last one if there is none.
+    :ivar is_known: whether it stated them on this connection, or on the last one if there is none.
     :ivar sendable: bytes in the longest packet that the socket takes.
     """
 
@@ -52,7 +52,7 @@ class PacketLimit:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing is known of this server or the one before."""
+        """Whether neither this server nor the one before has answered."""
         return self.said is None
 
     @property

@@ -445,7 +445,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
     def fail(self, request: Message, error: str) -> None:
         """Reply to a request with an error: `sbus.errors.RequestFailed` at the requester.
 
-        :param error: its text, of which the first 1,000 characters are sent, as far as they fit a packet.
+        :param error: its text; the first 1,000 characters are sent, or fewer if they do not fit a packet.
         """
         check_text(error, "the text of an error")
         self._reply([(request, b"-" + error[:_MAX_ERROR].encode(errors="replace"))])
@@ -467,7 +467,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
 
     def _long_reply(self, key: bytes, payload: bytes) -> bytes:
         if self.core.packet_limit.is_open:
-            self.core.learn_limit()  # the answer to this client's first question would be here before any request
+            self.core.learn_limit()  # an answer to this client's first question would have come before any request
         if payload.startswith(b"-"):
             payload = payload[: self.core.max_packet - len(build(MSG, key, b""))]  # as much of the text as fits
         return self.core.publish(key, payload)

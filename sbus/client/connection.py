@@ -139,7 +139,7 @@ class Connection(ClientApi[Sub]):
 
         :returns: the waiters to fail once the caller's own state is consistent.
         """
-        self.core.rebuild_routes()  # an exception may have interrupted a call in the midst of a change
+        self.core.rebuild_routes()  # an exception may have interrupted a call in the middle of a change
         waiters = self._forget_connection()
         self.outbox.restart(self.core.resync_packets() + self.core.fence(fence), hold=self.core.holds)
         return waiters

@@ -468,7 +468,7 @@ class ClientCore:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing is known of the limits of this server or the one before, and the server is asked for them."""
+        """Whether a limit that the server is asked for is unknown, on this connection and the one before."""
         return (self.asks_limit and self.packet_limit.is_open) or self.payloads.is_open
 
     @property
@@ -552,7 +552,10 @@ class ClientCore:
         self._on_truncated(lost_of(packet))
 
     def learn_limit(self, payload: bytes = b"") -> None:
-        """Note the server's answer to ``bye/on``: the longest packet, if that is not the usual one; or no answer."""
+        """Note the server's answer to ``bye/on``: the longest packet, or nothing for the usual limit.
+
+        Without an answer, call it with nothing, too.
+        """
         self.packet_limit.learn(payload)
         if self.packet_limit.said:
             self._make_room(min(self.packet_limit.said, LONGEST_PACKET))

@@ -100,7 +100,7 @@ class Outbox:
 
     def extend(self, packets: list[bytes]) -> None:
         """Add packets."""
-        self._added += len(packets)  # first: a signal handler can raise after each call
+        self._added += len(packets)  # counted first: a signal handler can raise when a call returns
         self.packets.extend(packets)
 
     def extend_within(self, packets: list[bytes], limit: int) -> None:
@@ -238,9 +238,9 @@ class Outbox:
         self._rebuild(resync, lambda packet: packet.startswith(_MESSAGE))
 
     def _rebuild(self, first: list[bytes], is_kept: Callable[[bytes], object]) -> None:
-        """Begin to count again: with `first`, and after it the packets that are kept.
+        """Start counting anew, with `first` and then the packets that are kept.
 
-        If a signal handler raises meanwhile, all packets are still here.
+        If a signal handler raises meanwhile, no packet is lost.
         """
         kept, waiters = deque(first), iter(self._waiters)
         pending = next(waiters, None)
@@ -259,7 +259,7 @@ class Outbox:
         self._complete_waiters()
 
     def _move(self, pending: Pending, end: int) -> None:
-        """Have somebody wait for the packets up to another position."""
+        """Make a waiter wait for the packets up to another position."""
         if pending.end - pending.count < self._sent:
             pending.count = 0  # the others of its packets have left
         pending.end = end

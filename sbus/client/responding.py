@@ -6,8 +6,9 @@ None and call `Request.answer` or `Request.fail` later. The first answer counts.
 If a handler raises, its program has a bug or a problem, and both ends must learn of it: the program's own log gets the
 traceback, and the requester the name of the exception. The requester does not get the exception's text, which may
 contain paths, keys of a database and whatever else the requester has no right to see. The text of a `RequestFailed` is
-meant for the requester, and reaches it. A reply that is too long, or has no room to wait for a bus, is no fault of the
-program's code: the log gets one line with the limit and the remedy, and the requester learns of one that is too long.
+meant for the requester, and reaches it. A reply that is too long, or for which the client's buffer has no room while
+there is no connection, is no bug of the handler: the log gets one line with the limit and the remedy. The requester
+learns of a reply that is too long.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Request(Message):
     _bus: _Bus | None = None
     _message: Message
     _is_answered = False
-    _unsent: PacketTooLong | BufferFull | None = None  # the error of an answer
+    _unsent: PacketTooLong | BufferFull | None = None  # the error that kept an answer from being sent
 
     @classmethod
     def received(cls, bus: _Bus, message: Message) -> Self:
@@ -202,7 +203,7 @@ class Responder:
                 return
             if error is request._unsent:
                 key = request.key.decode("utf-8", "backslashreplace")
-                self._bus._warn(f"a reply to a request for {key!r} was not sent: {error}")
+                self._bus._warn(f"a reply to a request for {key!r} failed: {error}")
                 if isinstance(error, PacketTooLong):
                     request.fail(f"the reply is too long: {error}")
                 return

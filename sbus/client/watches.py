@@ -64,7 +64,7 @@ class Watch:
 class Watches:
     """The watches of one client, by key.
 
-    :ivar changes: how often removing a watch has begun.
+    :ivar changes: the number of removals that have begun.
     """
 
     def __init__(self) -> None:
@@ -127,6 +127,9 @@ class Watches:
             watch.end(error)
 
     def disconnected(self) -> None:
-        """Forget the reports of the lost connection, and keys whose last end a signal's exception has interrupted."""
+        """Forget the reports of the lost connection, and the keys without a watch.
+
+        A signal handler's exception can interrupt `remove` and leave such a key.
+        """
         self._reported.clear()
         self._watches = {key: watches for key, watches in self._watches.items() if watches}

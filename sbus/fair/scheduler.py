@@ -72,7 +72,8 @@ class Scheduler:
     :param reactor: calls the next turn, with ``callLater(0, …)``.
     :param clock: nanoseconds. A look at ``perf_counter_ns`` takes 1/28 of a look at the thread's CPU time.
     :ivar clock: the same.
-    :ivar working_time: nanoseconds that this thread has run; dearer, so only long runs look at it, to learn.
+    :ivar working_time: the CPU time of this thread, in nanoseconds. A look takes longer, so only long runs take one, to
+        learn how long their copies take (`Route.learn`).
     :ivar is_busy: whether more than one user is active, or anything waits for a turn. If not, nothing is measured.
     :ivar last: the lines of the user who has sent the last batch; change it with `change`.
     :ivar crowd: batches until that user counts as alone, if nobody else sends.

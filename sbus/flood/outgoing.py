@@ -81,7 +81,8 @@ class OutgoingQueue:
     :ivar settings: the receiver's choices; change them with `SendQueue.configure`.
     :ivar lost: messages that were dropped since the connection began.
     :ivar conflated: messages that newer ones of their keys have replaced.
-    :ivar price: bytes of memory that a packet takes in the backlog besides its own; it changes only without a backlog.
+    :ivar price: bytes of memory that a packet takes in the backlog beyond its own size; it changes only while there is
+        no backlog.
     :ivar head: the receipt in front of everything else, if there is one: no message may go past the queue then.
     :ivar on_sent: called with the packets that were sent, if it is not None.
     """

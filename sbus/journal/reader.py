@@ -127,7 +127,7 @@ class JournalReader:
             # After a power cut there may be fewer rows to see, but more in the file, until a writer opens the journal.
             return ends_with_sync(segments[-1])
         except (JournalError, FileNotFoundError):
-            return True  # without its index, what could be found is all there is
+            return True  # without the index, nothing more can be found
 
     def _visible(self) -> tuple[list[Segment], int]:
         """Return the segments, and the number after the last row that readers may see."""

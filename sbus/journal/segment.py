@@ -320,8 +320,8 @@ def remove_leftovers(directory: str) -> Segment | None:
 
     These are temporary files, and an index or a summary without an ``.arrows``.
 
-    :returns: the newest segment, if it has lost its ``.arrows``: nothing deletes that one, so what is left of it stays
-        until another one follows.
+    :returns: the newest segment, if it has lost its ``.arrows``. No deletion does that to the newest segment, so its
+        other files stay until another segment follows.
     """
     names = set(os.listdir(directory))
     newest = max((segment.first_seq for segment in list_segments(directory)), default=-1)

@@ -103,7 +103,7 @@ def _read(table: Table, file: DataFile, ranges: dict[str, list[tuple[int, int]]]
                     seqs = seqs.filter(pc.equal(journals.indices, index))
                 ranges.setdefault(journal, []).extend(_ranges(seqs))
             for lost in lost_rows(batch):
-                if lost.rows > 1:  # its own number is that of the row
+                if lost.rows > 1:  # the ``damaged`` row itself has the first number
                     ranges[lost.journal].append((lost.first_seq + 1, lost.first_seq + lost.rows))
     if outside:
         problems.append(f"{file.name}: {outside} of {rows} rows are of another hour")

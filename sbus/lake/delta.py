@@ -14,8 +14,8 @@ Theory of operation
 * *Durable.* In a directory, the files are synced, then the commit.
 * *Files never change.* Each name has a random part. `DeltaLake.vacuum` deletes a file without a commit when it
   is a week old.
-* *Rewrites do not overlap.* Each is committed to the version of the table in which its old files were found, or is
-  tried again. For earlier releases, it has a transaction ``<id>/maintenance``, whose version rises by one.
+* *Rewrites do not overlap.* Each is committed to the version of the table in which it found its old files, or is tried
+  again. Its transaction ``<id>/maintenance``, whose version rises by one each time, keeps out earlier releases.
 
 Statistics come from the footers, without keys: after ``forget`` the log has nothing of a message.
 
@@ -90,7 +90,7 @@ _CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_")
 _COMPACTED = "compacted"
 """The beginning of the names of files that compaction, ``prune`` and ``forget`` write."""
 _REWRITES = 10
-"""How often a rewrite is tried, while batches are committed at the same moment."""
+"""Attempts to commit a rewrite while batches are committed at the same time."""
 _ORPHAN_HOURS = 168
 """Hours after which a file that no commit names is an orphan."""
 
@@ -222,9 +222,9 @@ class DeltaLake(Table):
     ) -> None:
         """Commit actions.
 
-        :param retries: how often to try again with the version that another process has committed meanwhile; None: as
-            often as the library does.
-        :raises deltalake.exceptions.CommitFailedError: if that was not enough, or the other commit is in conflict.
+        :param retries: how often to try again after another process has committed a version meanwhile; None for the
+            library's default.
+        :raises deltalake.exceptions.CommitFailedError: if every try has failed, or the other commit conflicts.
         """
         with self._writing_log():
             table.create_write_transaction(

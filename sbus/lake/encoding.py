@@ -40,11 +40,11 @@ _STATISTICS = ("journal", "seq", "time", "kind", "key", *LATER)
 class RowWriter:
     """Writes rows to one Parquet file after another, in row groups.
 
-    :param new_path: returns the path of the next file, whose directory is there.
-    :param group_bytes: rows of a row group, uncompressed.
-    :param is_full: whether a file ends, given its bytes so far; asked after each row group.
+    :param new_path: returns the path of the next file, whose directory exists.
+    :param group_bytes: bytes of the rows in a row group, uncompressed.
+    :param is_full: returns whether a file is to end, given its bytes so far; called after each row group.
     :param joined: makes the rows of a row group from batches.
-    :param is_sorted: whether the rows come by journal and ``seq``.
+    :param is_sorted: whether the rows come sorted by journal and ``seq``.
     :ivar ended_bytes: the bytes in the files that have ended.
     """
 

@@ -109,7 +109,7 @@ class ArchiveJob(abc.ABC):
             if last >= 0 and not self._checkpoint.is_planned(last):
                 raise LakeError(
                     f"{self._table.location}: batch {last} is done, but its offset is missing in {state.checkpoint}: "
-                    "restore the state, or lake and state, from one copy"
+                    "restore the state, or lake and state from one copy"
                 )
             if self._done >= 0:
                 # Spark does not sync its files, and the report below lets retention delete rows.

@@ -59,8 +59,8 @@ class Outcome:
     :ivar after: files in their place.
     :ivar rows: rows in these.
     :ivar dropped: rows that are gone.
-    :ivar left: files that could not be touched, because a batch is not done, or another process may be writing them, or
-        has replaced them meanwhile.
+    :ivar left: files that could not be changed, because their batch is not done, or because another process may be
+        writing them or has replaced them meanwhile.
     """
 
     hours: int = 0

@@ -161,7 +161,7 @@ def _new_writer(directory: Path, size: int, limits: Limits, paths: list[Path]) -
     """Return a writer of sorted rows.
 
     :param size: the bytes of all sources.
-    :param paths: gets the path of each file.
+    :param paths: the path of each new file is added to it.
     """
 
     def new_path() -> Path:
@@ -230,7 +230,7 @@ def iter_rows(file: pq.ParquetFile, limits: Limits, columns: Sequence[str] | Non
 def _all_runs(sources: Sequence[Opener], directory: Path, limits: Limits, spills: bool) -> list[_Run]:
     """Return the runs of files.
 
-    :param spills: whether each file is sorted and spilled, whatever its footer says.
+    :param spills: whether each file is sorted and spilled, even if its footer says that it is sorted.
     """
     return [
         run

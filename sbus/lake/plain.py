@@ -69,7 +69,7 @@ __all__ = ["PlainTable"]
 _OF_BATCH = re.compile(r"([0-9]+)(?:-[0-9]+)?\.parquet")
 """The name of a batch's file."""
 _OF_BATCHES = re.compile(r"([0-9]{10,})(?:-[0-9]+|-[0-9a-f]{8}-[0-9]+)?\.parquet")
-"""The name of any file of the lake: the rows of a batch, or of batches up to one."""
+"""The name of any file of the lake, with its batch; after a rewrite, with the last batch whose rows it may have."""
 _TOMBSTONE = "deleted.parquet"
 """It stays in a directory whose files are deleted early: a reader that is just listing it fails, and misses nothing."""
 
@@ -137,7 +137,7 @@ class PlainTable(Table):
         disk.remove(self._manifest_path(batch - KEPT))
 
     def last_batch(self, done: int) -> int:
-        # A batch that a manifest names can come again; of the others, only the checkpoint knows which rows they have.
+        # A batch with a manifest can be archived again; of any other, only the checkpoint knows which rows it has.
         known = set().union(*(self._read_manifest(number) for number in self._list_numbers() if number > done))
         names = (os.path.basename(file.name) for file in self.files() if file.name not in known)
         return max([done, *(int(found[1]) for name in names if (found := _OF_BATCHES.fullmatch(name)))])

@@ -102,8 +102,8 @@ def _by_hour(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Record
 def _new_writer(directory: Path, hour: int, begun: Counter[int], limits: Limits) -> RowWriter:
     """Return a writer of the rows of an hour.
 
-    :param hour: its number since the epoch.
-    :param begun: for each hour, the number of files begun.
+    :param hour: hours since the epoch.
+    :param begun: the number of files begun for each hour; the writer counts its files there.
     """
     place = directory / Hour.of(_EPOCH + timedelta(hours=hour)).directory
 
@@ -112,7 +112,7 @@ def _new_writer(directory: Path, hour: int, begun: Counter[int], limits: Limits)
         begun[hour] += 1
         return place / f"part-{begun[hour] - 1:05}.parquet"
 
-    # After a clock was set back, an earlier journal may come again.
+    # After a clock was set back, rows of an earlier journal may follow later ones.
     return RowWriter(
         new_path, limits.group_bytes, lambda size: size >= limits.max_bytes, joined=as_stored, is_sorted=False
     )

@@ -109,9 +109,9 @@ class State:
         """
         if self._settled is not None and self.fields().get("id") != self._settled:
             raise StorageError(
-                f"{self.directory}: the state of the lake is gone, so nothing says which rows the lake has: put it "
-                "back, and the lake, if that was moved too; or start the archive again, with the new place of both, or "
-                "with another lake"
+                f"{self.directory}: the state of the lake is gone, so nothing says which rows the lake has: put the "
+                "state back, and the lake if it was moved too; or start the archive again, with the new place of both "
+                "or with another lake"
             )
 
     def check_mark(self) -> None:

@@ -198,7 +198,7 @@ class Table(abc.ABC):
     def last_batch(self, done: int) -> int:
         """Return the number of the last batch whose rows only the checkpoint knows.
 
-        :param done: the last batch that is done according to the checkpoint, which is the least result.
+        :param done: the last batch that is done according to the checkpoint; the result is at least this.
         """
 
     @abc.abstractmethod
@@ -302,7 +302,7 @@ def look_at_staged(staged: Path) -> Staged:
 
 
 def lost_rows(rows: pa.Table | pa.RecordBatch) -> list[Lost]:
-    """Return what the ``damaged`` rows among others stand for."""
+    """Return the lost rows that the ``damaged`` rows among these stand for."""
     damaged = rows.filter(pc.equal(rows.column("kind").cast(pa.utf8()), Kind.DAMAGED.value))
     found = damaged.select(["journal", "seq", "payload"]).to_pylist()
     return [Lost(row["journal"], row["seq"], damaged_rows(row["payload"])) for row in found]

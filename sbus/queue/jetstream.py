@@ -48,7 +48,7 @@ _PULL_TIME = 30
 """Seconds for which nats-server remembers that jobs are wanted."""
 _MOST_BYTES = 64 << 20
 _AT_ONCE = 64
-"""Jobs that are read from the stream, or moved, at once: long ones take memory."""
+"""Jobs that are read from the stream or moved at the same time; the limit bounds the memory that long ones take."""
 _CONSUMER = "services"
 
 
@@ -233,7 +233,7 @@ class JetStore(Store):
         self._held[job.id] = _Held(seq, message.reply)
         if held is None or not held.reply:
             job.tries += delivered - 1
-            if job.due <= time.time():  # else it would be in memory for long
+            if job.due <= time.time():  # the payload of a delayed job would stay in memory for long
                 job.payload = payload
             self._arrived.append(job)
 
@@ -308,7 +308,7 @@ class JetStore(Store):
                     seq = await self._move(job, kind, held)
                     await self._end(held)
             except NotFoundError:
-                return  # it has moved, and another service was faster
+                return  # another service has moved it already
             except BaseException as e:
                 self._held.setdefault(job.id, held)
                 if not _is_full(e):
@@ -378,7 +378,7 @@ class JetStore(Store):
         return self._do(ask())
 
     def payloads(self, ids: Iterable[int]) -> dict[int, bytes]:
-        """Return the payloads of jobs, as far as they are here and in the stream."""
+        """Return the payloads of those jobs that this service has and that are still in the stream."""
 
         async def read(id: int) -> None:
             if (held := self._held.get(id)) is not None:

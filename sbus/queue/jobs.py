@@ -11,7 +11,7 @@ Pure decisions: the caller passes the time, makes `JobQueue.take_changes` durabl
 *dead*       kept for an operator
 ===========  ============================================================================================
 
-The number of a job that an operator has deleted stays in its heap, where it takes no turn.
+The number of a job that an operator has deleted stays in its heap, and costs its user no turn.
 
 The jobs that a worker gets in one turn are a *batch*. The store notes their worker in one row, instead of once for each
 job.
@@ -265,7 +265,7 @@ class JobQueue:
             if job.due <= now:
                 job.due = 0.0  # its delay was over before: it comes before later jobs of its key
             elif job.tries:
-                job.due = min(job.due, now + _LONGEST_PAUSE)  # the clock may have been set
+                job.due = min(job.due, now + _LONGEST_PAUSE)  # the clock may have been set back
             self.add(job, now)
 
     def add(self, job: Job, now: float = 0.0) -> None:
@@ -443,7 +443,7 @@ class JobQueue:
         return min(lease_end, self._delayed[0][0]) if self._delayed else lease_end
 
     def clock_set(self, seconds: float) -> None:
-        """Note that the clock was set: leases, and pauses after failures, end when they would have ended."""
+        """Note that the clock was set: leases, and pauses after failures, keep their length."""
         for job in self._leases.values():
             job.until += seconds
         delayed = [each for id in {id for _, id in self._delayed} if (each := self.jobs.get(id)) and each.due]
@@ -475,7 +475,7 @@ class JobQueue:
                 passed.append(user)  # its jobs wait for an idle worker
                 continue
             job = self.jobs.get(heappop(heap))
-            if job is None or job.state != "ready":  # deleted meanwhile: that takes no turn
+            if job is None or job.state != "ready":  # deleted meanwhile: that costs no turn
                 if user.ready or user.alone:
                     turns.appendleft(user)
                 continue

@@ -1,9 +1,9 @@
 """One job queue on the bus: its two connections, its turns, and its workers' ends.
 
 There are two connections, so that acks never wait behind new jobs: the first one reads publishers only as fast as the
-disk takes their jobs; the second one always reads workers and operators. The bus blocks whoever publishes to a socket
-that is full (soft ``block``): if it used its queue, a flood of one user would be up to 65,536 messages ahead of
-another's.
+disk takes their jobs; the second one always reads workers and operators. Both choose soft ``block``: if a socket is
+full, the bus blocks the publisher of a message for it. If the bus queued the messages instead, up to 65,536 messages of
+a user who floods would be ahead of those of another user.
 
 A turn writes to the disk without a thread. Meanwhile the next messages gather, and share the next sync.
 
@@ -59,11 +59,11 @@ _FEW_JOBS, _SMALL_JOB = 1024, 1024
 """While a queue has at most this many jobs, ready jobs of at most this many bytes keep their payloads in memory:
 reading each from the store takes 7 % of the service's time."""
 _MOST_TAKEN = 1 << 20
-"""Bytes of new jobs after which publishers wait for the turn: the store's reserve has room for them."""
+"""Bytes of new jobs after which publishers wait for the next turn; they fit the store's reserve."""
 _SET = 1.0
-"""Seconds of difference from which on the wall clock was set: a clock that is only adjusted does not disturb leases."""
+"""Seconds by which the wall clock must differ to count as set: small adjustments do not move the ends of leases."""
 _MOST_WORDS = 2 + 2 * MOST_CREDIT
-"""Words after the token: an ack that names all jobs that a worker may have."""
+"""Words after the token in the longest ack, which names all jobs that a worker may have."""
 _TOKEN, _ROUND = re.compile(rb"[0-9a-f]{1,64}"), re.compile(rb"[0-9]{1,19}")
 _MOST_SHOWN, _SHOWN_BYTES = 100, 200
 """Jobs in an answer to an operator, and bytes of each key and payload in it, so that it fits a packet."""
@@ -135,7 +135,10 @@ class QueueService(Service):
         return queue_key(self.settings.name, verb)
 
     def _now(self) -> float:
-        """Return seconds since 1970; leases and pauses go on if the clock was set, or the machine has slept."""
+        """Return seconds since 1970.
+
+        If the clock was set, or the machine has slept, leases and pauses keep their length.
+        """
         seconds: float = self._epoch + self._reactor.seconds()
         set_by = self._wall_clock() - seconds
         if abs(set_by) < _SET:
@@ -264,7 +267,7 @@ class QueueService(Service):
                 self._refuse(request, job, f"a job has at most {longest:,} bytes with its key: put it into a file")
             else:
                 self._admit(request, job)
-        if self._turns.is_under_way or self._room is not None or self._taken > _MOST_TAKEN:  # else the disk may refuse
+        if self._turns.is_under_way or self._room is not None or self._taken > _MOST_TAKEN:  # the disk may refuse more
             self._intake.pause_for(self._jobs_in[0])
         self._turns.came(len(messages))
 
@@ -319,7 +322,7 @@ class QueueService(Service):
             holder = token + name
             if verb != b"ready" and holder not in self.jobs.workers:
                 self.jobs.events["stale"] += 1
-                continue  # unread: anybody may send these
+                continue  # unread: any client can send these
             words = text.split(b" ") if text else []
             said += max(1, len(words) // 2)  # many acks may share a message
             try:
@@ -441,7 +444,7 @@ class QueueService(Service):
         return result
 
     def _check_room(self) -> None:
-        """Let publishers wait while the disk has room for acks alone; these make some."""
+        """Let publishers wait while the disk has room only for acks, which free some."""
 
         async def wait() -> None:
             await self._on_disk(self._store.check_room)

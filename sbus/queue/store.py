@@ -6,7 +6,7 @@ nothing, and can be repeated. flock(2) holds the lock: SQLite's own locks end wh
 The row of a batch is written before its jobs are sent, and again when one of them comes back. Once all have left it, it
 is deleted with the next write of a batch.
 
-Acks need room, too, before they free some. So new jobs leave a reserve: else a disk that is full of jobs would stay so.
+An ack needs room before it frees some. So new jobs leave a reserve: otherwise a disk full of jobs would stay full.
 
 A job's number is never used again, so a late ack never meets another job. The IDs of a user's jobs are kept for a day,
 and as many as there are slots: a new one takes the place of the oldest.
@@ -44,7 +44,7 @@ KNOWN_SECONDS = 86_400.0
 _SLOTS = 1_000_000
 """IDs of one user that are kept: 100 MB of typical ones, and 600 MB of the longest."""
 _RESERVE = 32 << 20
-"""Bytes of the disk, or an eighth of a smaller one, that new jobs leave to the acks of earlier ones."""
+"""Bytes of the disk that new jobs leave to the acks of earlier ones; at most an eighth of the disk."""
 _ROWS = 64
 """Rows of one statement, which take half as long as 64 statements, and fit the cache of statements."""
 _INSERT = [f"INSERT INTO job VALUES {', '.join(['(?, ?, ?)'] * rows)}" for rows in range(_ROWS + 1)]
@@ -157,7 +157,7 @@ class Store:
     def check_room(self) -> None:
         """Check that the disk has room for new jobs.
 
-        :raises sqlite3.OperationalError: if it has room for acks alone.
+        :raises sqlite3.OperationalError: if it has room only for acks.
         """
         disk = os.fstatvfs(self._lock)
         free, reserve = disk.f_bavail * disk.f_frsize, min(_RESERVE, disk.f_blocks * disk.f_frsize // 8)
@@ -167,7 +167,7 @@ class Store:
         size, pages, unused = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in pragmas)
         owed = pages * size - os.fstat(self._lock).st_size  # the file grows by this when SQLite empties the WAL
         if free + unused * size - owed < reserve:
-            raise sqlite3.OperationalError("the disk has room for acks alone")
+            raise sqlite3.OperationalError("the disk has room only for acks")
 
     def find_known(self, uid: int, ident: bytes, now: float) -> int | None:
         """Return the job that a user has put with an ID before."""

@@ -13,7 +13,7 @@ __all__ = ["Turns"]
 _MOST_PATIENCE = 0.02
 """Seconds for which a turn waits for more messages."""
 _LONGEST_TIMER = 60.0
-"""Seconds after which there is a turn in any case: the wall clock may have been set, and delays may be over."""
+"""Seconds after which a turn begins in any case: if the wall clock was set, delays may be over."""
 
 
 class Turns:

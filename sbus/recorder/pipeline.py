@@ -13,8 +13,8 @@
 * *Bounded memory.* The messages that are not in the journal yet take at most ``buffer_bytes``, and one read of the
   socket; of payloads in sealed memory, the length counts. At that limit the connection is not read; it is read again
   when half of them are written. The messages that arrive before the bus has confirmed the patterns have the same limit;
-  of them, the oldest are dropped. There is one exception: when the recorder or its bus stops, all that the bus has
-  queued is read at once, because the bus keeps it no longer.
+  of them, the oldest are dropped. There is one exception: when the recorder or its bus stops, the recorder
+  reads at once everything that the bus has queued, because the bus is about to drop it.
 
 =========================  =============================================================================================
 accident                   what it costs

@@ -276,7 +276,7 @@ class PacketTransport(SendingHalf):
         if wanted and self._payloads is None:
             if share is not None and not may_join(share):
                 return False
-            longest = self._reader.max_packet  # as both directions have it
+            longest = self._reader.max_packet  # the same in both directions
             self._payloads = PayloadSender(self._sock, self._multiplexer, longest, self._fit, share)
             self._send_batch = self._payloads.send
         if self._payloads is not None:

@@ -129,7 +129,7 @@ def _listen_on_path(reactor: Any, path: str, service: WebService) -> StreamPort:
 
     try:
         bound = listen(parse(os.path.abspath(path)), mode=0o600, reuse=True, stream=True)
-    except ListenError as problem:  # whose remedy names the option of the server
+    except ListenError as problem:  # its remedy names the server's option
         raise ListenError(str(problem).replace("--socket", "--unix")) from None
     port = StreamPort(reactor, bound, "the page's socket", _log, adopt)
     site: Any = service.site

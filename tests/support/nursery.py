@@ -68,7 +68,7 @@ class _Child:
             nursery = _nursery(not _WITH_ARROW.isdisjoint(command), *within)
             socket.send_fds(nursery, [request], [status, *streams, *pass_fds])
             answered = -1
-            while answered != number:  # else it is for a start that was given up, as by a time limit
+            while answered != number:  # else it answers a start that was given up, as at a time limit
                 answer = nursery.recv(100)
                 assert answer, "the nursery has ended: see its error above"
                 answered, self.pid = map(int, answer.split())
@@ -184,7 +184,7 @@ class Piped(_Child):
                 if self.stdin and not self.stdin.closed:
                     left = memoryview(stdin)
                     with contextlib.suppress(BrokenPipeError), self.stdin:
-                        while left:  # a process that is stopped and continued meanwhile has written a part
+                        while left:  # a signal can end a write before all is written
                             left = left[self.stdin.write(left) :]
                 self.wait(timeout)
             finally:

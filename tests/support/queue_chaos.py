@@ -123,7 +123,7 @@ class _Publisher(threading.Thread):
 
 
 def _stop(publishers: list[_Publisher]) -> None:
-    """End publishers; what is not confirmed yet stays unconfirmed."""
+    """End the publishers; jobs that are not confirmed yet stay unconfirmed."""
     for publisher in publishers:
         publisher.is_stopped = True
     for publisher in publishers:

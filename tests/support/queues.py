@@ -48,7 +48,7 @@ class QueueProcess(Process):
 
 
 class WorkerProcess:
-    """A process with the blocking client, which prints each job's number and never answers; a block ends it."""
+    """A process with the blocking client, which prints each job's number and never answers; leaving a block ends it."""
 
     def __init__(self, bus: str | Path, queue: str, credit: int = 1, user: tuple[int, ...] = ()) -> None:
         self._process = subprocess.Popen(

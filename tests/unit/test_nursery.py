@@ -58,7 +58,7 @@ def test_a_script_has_its_own_streams_and_descriptors(script: Callable[[str], st
 
 
 def test_a_large_input_arrives_whole(script: Callable[[str], str]) -> None:
-    """A signal, which ends write(2) before all is written, takes nothing away from the input."""
+    """A signal that ends write(2) before all is written loses no input."""
     text = (
         "import fcntl, os, signal, sys, termios\n"
         "while int.from_bytes(fcntl.ioctl(0, termios.FIONREAD, bytes(4)), sys.byteorder) < 65536: pass\n"
@@ -91,7 +91,7 @@ def test_a_script_ends_as_in_a_process_of_its_own(
     assert (done.returncode, done.stdout, done.stderr) == (status, b"", said)
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the pipes of that start
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # for the pipes of that start
 def test_a_start_that_is_given_up(script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A start that a time limit interrupts does not hand its process to the next one."""
 

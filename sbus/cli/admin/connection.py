@@ -76,8 +76,8 @@ class Admin:
 
         :param parameters: parameters of the query: numbers, text or bytes; None leaves one out.
         :raises ConnectError: if there is no admin socket.
-        :raises Disconnected: if the bus ends in the midst of its answer.
-        :raises Refused: if the bus refuses the request, or it is no bus.
+        :raises Disconnected: if the bus ends in the middle of its answer.
+        :raises Refused: if the bus refuses the request, or the other end is not a bus.
         """
         return self._answer("GET", what, parameters)
 
@@ -125,13 +125,15 @@ class Admin:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Translate the errors of asking, and of reading an answer."""
+        """Turn the errors of a request, and of reading its answer, into those of sbus."""
         try:
             yield
         except TimeoutError:
             raise TimedOut(f"the bus has not answered at {self.path}: it is stopped or overloaded") from None
         except http.client.IncompleteRead:
-            raise Disconnected(f"the bus has closed the connection at {self.path} in the midst of its answer") from None
+            raise Disconnected(
+                f"the bus has closed the connection at {self.path} in the middle of its answer"
+            ) from None
         except (http.client.HTTPException, ConnectionResetError, BrokenPipeError):
             raise Refused(
                 f"the bus has closed the connection at {self.path} without an answer: too many programs ask, or you "
@@ -162,7 +164,10 @@ def _problem(response: http.client.HTTPResponse) -> SbusError:
 
 
 def _no_json(response: http.client.HTTPResponse) -> Refused:
-    return Refused(f"the answer of the admin socket is not JSON (status {response.status}): name a bus's (--admin)")
+    return Refused(
+        f"the answer of the admin socket is not JSON (status {response.status}): name the admin socket of a bus "
+        "(--admin)"
+    )
 
 
 def _describe(path: str, error: OSError) -> str:

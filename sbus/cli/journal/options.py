@@ -33,7 +33,7 @@ journals_option = partial(
     metavar="DIR",
     help="Journal to read: a directory, or a quoted pattern such as '/shared/*'; repeatable.",
 )
-"""Makes the option of a command on several journals, with further settings of `click.option`."""
+"""Makes the option ``--journal`` of a command that reads several journals; takes more settings of `click.option`."""
 pattern_option = click.option(
     "--pattern",
     "-p",

@@ -78,8 +78,8 @@ def prune(location: str, state: str | None, keep_days: float) -> None:
 def forget(ctx: click.Context, location: str, state: str | None, key: bytes) -> None:
     """Remove the messages whose key matches PATTERN, and the files that had them.
 
-    The exit status is 0 if no file of the lake has such a message any longer, and 1 if some files could not be touched,
-    because an archive or another program is working on them: run the command again.
+    The exit status is 0 if no file of the lake still has such a message. It is 1 if some files could not be changed,
+    because an archive or another program was working on them: run the command again.
 
     Journals and copies of the lake still have these messages, and so has a query that is running,
     until its process ends.
@@ -136,7 +136,7 @@ def _writing(table: Table) -> Iterator[None]:
 def _warn_of_left(left: int) -> None:
     if left:
         click.echo(
-            f"{pluralize(left, 'file')} left, whose batch is not done, or which another process has replaced: run this "
-            "again, when the archive is done with its batch",
+            f"{pluralize(left, 'file')} left, because a batch is not done, or another process has replaced files: run "
+            "this again when the archive is done with its batch",
             err=True,
         )

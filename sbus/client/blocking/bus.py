@@ -84,10 +84,10 @@ class Bus(BlockingConnection[Subscription]):
 
         :param flags: flags of send(2); with ``MSG_DONTWAIT``, a full socket raises `BlockingIOError`, and so does a
             large message before the bus has announced its limits.
-        :param timeout: seconds to wait for that, and while the socket is full; None for no limit.
+        :param timeout: seconds to wait for these limits, and while the socket is full; None for no limit.
         :raises sbus.errors.InvalidKey: if the protocol does not allow the key.
         :raises sbus.errors.PacketTooLong: if the message does not fit a packet.
-        :raises sbus.errors.TimedOut: if the time was over; the message is then not sent.
+        :raises sbus.errors.TimedOut: if the time is over; the message is then not sent.
         :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
         if (

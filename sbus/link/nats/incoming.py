@@ -66,7 +66,7 @@ class Incoming:
     :param limit: bytes that may wait.
     :param max_packet: length of the longest packet that the bus takes, unless it says so itself.
     :param note: called when counts have changed.
-    :ivar unhandled: messages that were published, and that the bus has not confirmed.
+    :ivar unhandled: messages that were published, and that the bus has not confirmed yet.
     """
 
     def __init__(

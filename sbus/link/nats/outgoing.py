@@ -48,7 +48,7 @@ class Outgoing:
     :param numbering: gives the numbers of the messages.
     :param limit: bytes that may wait.
     :param note: called when counts have changed.
-    :ivar in_flight: messages that are handed over, and not confirmed.
+    :ivar in_flight: messages that were handed over, and that NATS has not confirmed yet.
     """
 
     def __init__(

@@ -1,14 +1,14 @@
-"""A client's connection: the user that pays for it, and the reasons why it is not read.
+"""A client's connection: the user who pays for it, and the reasons why it is not read.
 
-`Connection` is the base of the connection as a receiver (`sbus.server.bus.receiving`), and so of the whole one
-(`sbus.server.bus.protocol`). A client is read unless there is a reason not to; the last one to go resumes the
-transport:
+`Connection` is the base of the receiving half (`sbus.server.bus.receiving`), and through that of the whole connection
+(`sbus.server.bus.protocol`). The server reads from a client unless there is a reason not to. When the last reason goes,
+the transport resumes:
 
 ====================  =============================================================================================
 it is not read while  until
 ====================  =============================================================================================
 a receiver blocks it  that receiver has room (`Connection.resume_publishing`)
-mail of it has to be  the last such entry is done (`Connection.mail_delivered`)
+mail from it must be  the last such entry is done (`Connection.mail_delivered`)
 delivered first
 it waits for a turn   its user has one, or room in the mail (`sbus.fair`)
 its pace is too high  its user has tokens again (`sbus.server.bus.pace`)
@@ -36,7 +36,10 @@ __all__ = ["Connection"]
 
 
 class _Hot:
-    """The fields that loops over thousands of receivers read, first in the object: else row ``flip`` has a third."""
+    """The fields that loops over thousands of receivers read, first in the object.
+
+    Elsewhere in it, they reduce row ``flip`` to a third.
+    """
 
     __slots__ = ("direct", "queue", "transport", "user")
 
@@ -47,7 +50,7 @@ class _Hot:
 
 
 class Connection(_Hot, ABC):
-    """A connection, as far as it costs something, and is read.
+    """The part of a connection that charges its user, and that decides whether the client is read.
 
     :ivar registry: the bus.
     :ivar pattern_memory: the memory of its subscriptions (`sbus.server.bus.memory.pattern_memory`).
@@ -92,7 +95,7 @@ class Connection(_Hot, ABC):
         self._kept = 0  # packets that were read, and wait to be handled
         self._unsent = 0  # replies in the mail, and replies that are held back
 
-    # --- the user that pays ------------------------------------------------------------------
+    # --- the user who pays -------------------------------------------------------------------
 
     def memory(self) -> int:
         """See `sbus.server.core.interfaces.Client`."""

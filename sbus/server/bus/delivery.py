@@ -17,10 +17,10 @@ several users                the publisher's own receivers get it at once, and t
 Both ways end in the same function (`sbus.server.bus.handover`).
 
 A receiver that can block the publisher may do so at any message of a run, and handling must stop there. If each such
-receiver certainly has room for the whole run, as nearly always, the run goes as one. Otherwise it is halved until a
-half has room or is a single message.
+receiver certainly has room for the whole run, as is nearly always the case, the run goes as one. Otherwise it is halved
+until a half has room or is a single message.
 
-Mail without room: a publisher of the same user waits for it, so `deliver` handles nothing and returns 0; messages from
+If the mail has no room, a publisher of the same user waits: `deliver` handles nothing and returns 0. Messages from
 other users are lost for that user, and leave a `Gap`. Messages that observers publish during an event are handled when
 the batch, or the entry, is over (`SubscriptionRegistry.publish`).
 

@@ -46,11 +46,11 @@ __all__ = ["Departure"]
 _BYE_PATIENCE = 1.0
 """Seconds for which the last packets of a connection are tried if they do not fit the socket."""
 _DISCARDED, _LEAST_DISCARDED = 262_144, 64
-"""Packets to discard of all clients together, about a tenth of a second, and of each one at least."""
+"""Packets to discard: of all clients together, which takes about a tenth of a second, and the least of one client."""
 
 
 def _discardable(clients: int) -> int:
-    """Return the packets to discard of one client that is disconnected, in case all of them are."""
+    """Return the number of packets to discard of one client, small enough for disconnecting all clients at once."""
     return max(_LEAST_DISCARDED, _DISCARDED // max(1, clients))
 
 

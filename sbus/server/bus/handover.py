@@ -2,12 +2,12 @@
 
 .. rubric:: Theory of operation
 
-`Handover.hand` puts a run of messages into `SendQueue.pending` of each receiver; `Handover.flush` sends that when the
-batch, or a step of mail, ends, with one system call for each receiver. If a whole batch is one run, it goes past the
-queues of receivers with nothing waiting. Large messages with one receiver do not come here then
+`Handover.hand` puts a run of messages into `SendQueue.pending` of each receiver. When the batch or a step of mail ends,
+`Handover.flush` sends them, with one system call for each receiver. If a whole batch is one run, it goes past the
+queues of receivers with nothing waiting. Large packets for a single such receiver go past this module too
 (`Handover.find_outlet`). Flood control decides about messages that a socket does not take (`sbus.flood.send_queue`).
 
-Of a message with its payload in sealed memory (`Handover.hand_payload`), receivers get different things:
+Receivers get a message with its payload in sealed memory in different forms (`Handover.hand_payload`):
 
 ======================  ============================================================================================
 a receiver              gets
@@ -65,7 +65,7 @@ class Handover:
     :param muted: receivers that no longer get anything, although routes contain them.
     :param max_packet: bytes in the longest plain message.
     :ivar scheduler: the same.
-    :ivar keeper: keeps last values: of the keys whose route contains it; None if none are kept.
+    :ivar keeper: keeps the last values of keys whose route contains it; None if the bus keeps none.
     :ivar number: the number of the current mail entry's last message, counted by `handled`; None outside of entries.
     :ivar uncounted: receivers that do not count as subscribed (`sbus.server.bus.unrouted`).
     :ivar served: the receivers that the last run was handed to at once.

@@ -23,8 +23,8 @@ class Members:
 
     :param limit: connections at one time, sidecars aside; a `sbus.server.core.listeners.Listener` can have another.
     :ivar clients: the clients by their numbers.
-    :ivar sidecars: the processes that the server has started to serve the bus itself, such as its recorder: the UID
-        that each counts as, by its PID. As clients they do not count toward the limit or for `when_empty`.
+    :ivar sidecars: the UID that each sidecar counts as, by its PID. Sidecars do not count toward the limit or for
+        `when_empty`.
     """
 
     def __init__(self, limit: int) -> None:
@@ -105,7 +105,7 @@ class Members:
     def remove(self, client: Client) -> list[defer.Deferred[None]]:
         """Remove a client.
 
-        :returns: the Deferreds that must fire because of it, when all else is in order.
+        :returns: the Deferreds to fire once the caller's own state is consistent.
         """
         del self.clients[client.number]
         del client.user.clients[client]

@@ -309,9 +309,9 @@ class ReceivingHalf(Connection):
         self._write(build(CMSG, key, payload))
 
     def _write(self, packet: bytes, is_own: bool = False) -> None:
-        """Put a reply into the queue, or into the mail if that has its place.
+        """Put a reply into the queue, or into the mail if its place is there.
 
-        :param is_own: it answers the packets of the client in hand.
+        :param is_own: whether it answers the packets of this client that are being handled.
         """
         if self.is_write_closed:
             return

@@ -93,7 +93,7 @@ class SubscriptionRegistry(Service):
     :param last_values: the patterns whose last values are kept.
     :param name: the name of the bus, for people.
     :param secrets_go_up: whether secret keys that are not of this bus are for the link to its master.
-    :ivar members: the connected clients, and the processes that serve the bus.
+    :ivar members: the connected clients and the sidecars.
     :ivar clients: the connected clients by their numbers.
     :ivar counters: the counts since the start.
     :ivar closed: the last connections that have ended, with the reasons.
@@ -252,7 +252,7 @@ class SubscriptionRegistry(Service):
         self.fast_path = not self.guard.asks_always and not self._events.published
 
     def open_tap(self, tap: MessageTap) -> None:
-        """Put a tap into the way of all messages; it hands them to the delivery."""
+        """Pass all messages to a tap, which hands them to the delivery."""
         self._events.dropped = (*self._events.dropped, tap.dropped)
         self.deliver, self.deliver_payload = tap.deliver, tap.deliver_payload
 

@@ -43,7 +43,7 @@ class Router:
         they will be looked up again in the time of others.
     :ivar muted: receivers that get nothing, although they still have subscriptions, each with the chore that drops
         these; cached routes may contain them.
-    :ivar index: the patterns, to be read.
+    :ivar index: the patterns; other modules only read it.
     :ivar misses: keys that were not in the cache, since the start.
     :ivar routes: the cache, key → route, for hot loops; only the router changes it.
     """

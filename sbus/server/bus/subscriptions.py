@@ -1,14 +1,14 @@
-"""Subscriptions: permitted, within the limits, and counted; those of clients that leave are dropped in turns.
+"""Subscriptions: checking, counting and charging them, and dropping those of clients that leave.
 
 .. rubric:: Theory of operation
 
-A subscription reaches the router once all have permitted it: the dialect, the permissions, and the limits of the client
-and of its user. Each pattern is charged to both (`sbus.server.bus.memory.pattern_memory`), and has an end: the client
-takes it back, or leaves (`sbus.server.bus.departure`).
+A subscription reaches the router if the dialect, the permissions, and the limits of the client and of its user permit
+it. Each pattern is charged to both (`sbus.server.bus.memory.pattern_memory`) until the client takes it back or leaves
+(`sbus.server.bus.departure`).
 
-Dropping a pattern changes the index and the routes, so many patterns are a chore (`PatternDrop`). Until the last one is
+Dropping a pattern changes the index and the routes, so dropping many is a chore (`PatternDrop`). Until the last one is
 dropped, the receiver is *muted*: no look-up finds it. Routes that contain it stay as they are, at no cost to others;
-its queue is deaf instead. When the server stops, the routes are dropped all together, and nothing waits for a turn
+instead its queue is deaf. When the server stops, the routes are dropped all together, and nothing waits for a turn
 (`Subscriptions.finish`).
 
 Rejected: forgetting the routes of a muted receiver. Only its patterns identify them, so all routes were forgotten, and
@@ -58,7 +58,7 @@ class PatternDrop:
     def run(self, until: int) -> bool:
         """See `sbus.fair.Entry`."""
         subscriptions, patterns = self._subscriptions, self.receiver.patterns
-        while subscriptions.muted.get(self.receiver) is self:  # else it has come back, or another one has dropped all
+        while subscriptions.muted.get(self.receiver) is self:  # else it has come back, or all are dropped
             subscriptions.drop_some(self.receiver, 1)  # which takes 15 µs, or more than a millisecond with many routes
             if patterns and subscriptions.scheduler.clock() >= until:
                 return False
@@ -114,7 +114,7 @@ class Subscriptions:
         :raises Violation: if the client may not subscribe to the pattern, or has too many.
         """
         if client in self.muted:
-            self.drop_some(client, len(client.patterns))  # a subscriber of the program that comes back
+            self.drop_some(client, len(client.patterns))  # a subscriber of the program that subscribes again
         if self._upstream.is_chained:
             pattern = self._upstream.local(pattern)
         count, secret = client.patterns.get(pattern, (0, None))
@@ -184,7 +184,7 @@ class Subscriptions:
     # --- of receivers that leave -------------------------------------------------------------
 
     def drop_all(self, receiver: Receiver) -> None:
-        """Keep messages that are published from now on from a receiver, and drop its patterns, in turns of its user."""
+        """Give a receiver no more messages, and drop its patterns in turns of its user."""
         if receiver in self.muted:
             return
         self._flush()

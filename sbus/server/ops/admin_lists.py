@@ -56,7 +56,7 @@ def limit_of(asked: Asked) -> int:
 
 
 def client_of(registry: SubscriptionRegistry, asked: Asked, name: str) -> Client | None:
-    """Return the client whose number a request has under a name; None if it has none.
+    """Return the client whose number a parameter of a request gives; None without that parameter.
 
     :raises sbus.admin.pages.Problem: if the number is out of range, or there is no such client.
     """

@@ -27,7 +27,7 @@ STARTED_AT = time.time()
 
 
 def status(registry: SubscriptionRegistry) -> Iterator[dict[str, Any] | None]:
-    """Yield None while clients are looked at, in steps, and last the figures of a bus.
+    """Yield None after each step of looking at the clients, then the figures of a bus.
 
     docs/admin.rst documents the figures.
     """

@@ -41,8 +41,8 @@ class LogObserver(Observer):
     """Writes the events that an operator needs to know to Twisted's log.
 
     Losses come in large numbers. So the first loss of each user is logged at once, and the others in one line for each
-    client that lost messages within `INTERVAL` seconds. The limiter decides which lines there are, and sums the others
-    up by user.
+    client that lost messages within `INTERVAL` seconds. The limiter decides which of these lines are written, and sums
+    up the others by user.
 
     :param clock: for the intervals.
     :param dialect: the revision of the protocol, which says how to show a key.

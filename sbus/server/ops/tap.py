@@ -6,8 +6,9 @@ Without a viewer, the registry's ``deliver`` is that of `sbus.server.bus.deliver
 one `Viewer` looks, ``deliver`` is `Tap.deliver`, which delivers first and then notes the run for each viewer.
 
 Noting has a budget: a tenth of the time that passes, and at most `BURST` at once, which is a tenth of the longest turn
-of a user. Making the text of the events is charged to it as well (`Tap.charged`). Preemption is not, as in
-`sbus.fair.scheduler`. Messages beyond the budget are delivered and counted (`Tap.missed`), but not looked at.
+of a user. Making the text of the events is charged to it as well (`Tap.charged`). As in `sbus.fair.scheduler`, each
+charge has a limit, because it may include preemption. Messages beyond the budget are delivered and counted
+(`Tap.missed`), but not looked at.
 
 Attribution: flood control reports losses by receiver, as numbers, and drops the newest messages. So a loss
 of n messages is that of the last n messages for that receiver before the report. A receiver that waits for mail loses

@@ -145,7 +145,7 @@ class SidecarBus(MultiService):
     """A bus and a sidecar, a child process that runs while the bus does.
 
     :cvar sidecar: the sidecar's name in the log.
-    :cvar uid: the UID that it counts as.
+    :cvar uid: the UID that the sidecar counts as.
     :cvar without: the part that the bus lacks while the sidecar does not run, for the log.
     :cvar stop_timeout: seconds that the sidecar may take to exit before it is killed.
     :param bus: the bus.

@@ -86,13 +86,13 @@ def test_a_full_backlog(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (b"Content-Length: 100\r\n\r\n{", "has closed the connection at .* in the midst of its answer: it may have"),
-        (b"Transfer-Encoding: chunked\r\n\r\n5\r\n{", "in the midst of its answer"),
-        (b"Content-Length: 2\r\n\r\n{x", r"is not JSON \(status 200\): name a bus's"),
+        (b"Content-Length: 100\r\n\r\n{", "has closed the connection at .* in the middle of its answer: it may have"),
+        (b"Transfer-Encoding: chunked\r\n\r\n5\r\n{", "in the middle of its answer"),
+        (b"Content-Length: 2\r\n\r\n{x", r"is not JSON \(status 200\): name the admin socket"),
     ],
 )
 def test_part_of_an_answer(tmp_path: Path, answer: bytes, error: str) -> None:
-    """A bus that ends while it answers, and a socket of another program, are errors of one line."""
+    """If the bus ends while it answers, or the socket belongs to another program, the error is one line."""
     path = str(tmp_path / "admin")
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(path)

@@ -227,7 +227,7 @@ def test_bench_that_is_killed(shared: Bus) -> None:
         assert observer.recv().startswith(b"MSG sbus-bench/")
         observer.close()
         process.kill()
-        assert process.communicate(timeout=TIMEOUT)[0] == b""  # when nobody has the pipe any more
+        assert process.communicate(timeout=TIMEOUT)[0] == b""  # once no process has the pipe open
 
 
 @pytest.mark.slow

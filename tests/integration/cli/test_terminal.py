@@ -1,4 +1,4 @@
-"""``sbus`` on a terminal, and at Ctrl-C."""
+"""``sbus`` on a terminal, and after Ctrl-C."""
 
 from __future__ import annotations
 

@@ -378,7 +378,7 @@ def test_an_interrupted_end_can_be_repeated(shared: Bus, monkeypatch: pytest.Mon
 
 
 def test_an_interrupted_end_of_a_watch(shared: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a signal handler raises before the server is told, it reports on the key no more nevertheless."""
+    """If a signal handler raises before `close` has notified the server, no more reports on the key arrive."""
 
     def interrupted(*_: object) -> None:
         monkeypatch.undo()

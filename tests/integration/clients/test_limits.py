@@ -447,7 +447,7 @@ async def test_request_that_was_given_up_is_not_sent(backend: Backend, shared: B
 
 
 async def leaves(client: Client) -> bool:
-    """Publish a message if the socket has room for it; return whether it had."""
+    """Publish a message if the socket has room for it; return whether it was sent."""
     limit = {"timeout": 0.02} if isinstance(client.backend, BlockingBackend) else {}
     publishing = asyncio.ensure_future(client.publish("fill", bytes(10_000), **limit))
     if limit:

@@ -623,7 +623,7 @@ async def test_early_dialect_reconnects(backend: Backend, bus: StartBus) -> None
 async def test_new_connection_has_whole_routes(
     looping: Backend, bus: StartBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a new connection a subscription gets nothing whose end an exception has interrupted, as of a signal."""
+    """A subscription gets nothing on the next connection if an exception of a signal handler interrupted its end."""
 
     def interrupted(*_: object) -> None:
         monkeypatch.undo()

@@ -68,7 +68,7 @@ async def test_request_is_answered(backend: Backend, shared: Bus) -> None:
 
 
 async def test_error_longer_than_a_packet(backend: Backend, bus: StartBus) -> None:
-    """A bus with short packets gets as much of an error's text as fits one."""
+    """On a bus with short packets, the text of an error is cut to fit one."""
     small = bus("--max-packet=300")
     server, client = await backend.connect(small.address), await backend.connect(small.address)
 
@@ -83,7 +83,7 @@ async def test_error_longer_than_a_packet(backend: Backend, bus: StartBus) -> No
 
 
 async def test_reply_without_room_to_wait(looping: Backend, bus: StartBus, caplog: pytest.LogCaptureFixture) -> None:
-    """Replies beyond what may wait for a bus are lines in the log of the responder, and no fault of its handler."""
+    """A reply for which the buffer has no room is a line in the responder's log, and no failure of its handler."""
     shared, payloads = bus(), list[bytes]()
     hold: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -109,7 +109,7 @@ async def test_reply_without_room_to_wait(looping: Backend, bus: StartBus, caplo
     await asyncio.gather(*requests, return_exceptions=True)
     while len(said) < 2:
         await turn()
-    assert all("a reply to a request for 'k' was not sent: not sent: there is no connection" in each for each in said)
+    assert all("a reply to a request for 'k' failed: not sent: there is no connection" in each for each in said)
     assert not caplog.records
     bus("--reuse")
     await server.settle()

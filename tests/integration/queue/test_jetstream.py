@@ -311,7 +311,7 @@ def test_a_job_that_comes_back_often_is_not_dead() -> None:
 
 
 def test_dead_jobs_that_another_host_has_deleted(stream: JetStore, nats: NatsServer) -> None:
-    """A host that looks for the dead jobs again forgets them."""
+    """Another host forgets such jobs when it looks for dead jobs again."""
     id = put(stream)
     stream.write(Changes(changed=[take(stream, 1)[id]]), 0.0)
     other = JetStore(Settings(name="jobs", store=nats.url))
@@ -322,7 +322,7 @@ def test_dead_jobs_that_another_host_has_deleted(stream: JetStore, nats: NatsSer
 
 
 def test_payloads_of_jobs_that_wait_long(stream: JetStore) -> None:
-    """A service has those of ready jobs alone in memory; it reads those of delayed and dead ones from the stream."""
+    """A service keeps the payloads of ready jobs in memory; it reads those of delayed and dead jobs from the stream."""
     jobs = [Job(0, b"k", b"1 2 3", 0, 2, bytes(50_000), due) for due in (0.0, time.time() + 3600)]
     stream.put(jobs, {})
     taken = take(stream, 2)

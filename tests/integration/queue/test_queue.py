@@ -281,7 +281,7 @@ def test_worker_that_a_signal_handler_closes(
 
 @both
 async def test_killed_worker(native: Backend, queued: Start) -> None:
-    """The job of a worker that was killed is with another one within 50 ms, where no process is preempted."""
+    """If a worker is killed, another one gets its job within 50 ms, unless a process is preempted."""
     server = queued("=jobs/,deliveries=9")
     client = await native.connect(server.address)
     times = []
@@ -396,7 +396,7 @@ def test_full_disk_holds_publishers_back(bus: Any, spawn: Any, directory: Path) 
 
 @pytest.mark.parametrize("key", ["put/k", "ready", "ack", "admin/ls"])
 def test_a_busy_service_holds_back_whoever_floods_it(queued: Start, key: str) -> None:
-    """While the service is busy, a flood waits in the socket of its author; another one's message is soon its turn."""
+    """While the service is busy, a flood waits in its publisher's socket; another one's message soon has its turn."""
     server = queued()
     publisher, bystander = server.bus.client(), server.bus.client()
     server.service.kill(signal.SIGSTOP)
@@ -407,7 +407,7 @@ def test_a_busy_service_holds_back_whoever_floods_it(queued: Start, key: str) ->
 
 
 def test_a_disk_that_is_full_of_jobs(bus: Any, spawn: Any, directory: Path) -> None:
-    """Publishers wait, and workers go on, which makes room."""
+    """Publishers wait, and workers continue, which makes room."""
     with mounted(directory / "disk", "16m") as disk:
         server = bus()
         service = spawn(QueueProcess, disk, server.address, "--queue=jobs").wait_started()

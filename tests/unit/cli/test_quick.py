@@ -34,7 +34,7 @@ class Server:
         self.listener.settimeout(TIMEOUT)
 
     def serve(self, reply: bytes, questions: int = 1) -> list[bytes]:
-        """Return the packets of the next client up to the last ``whoami``, send the reply to each, and close."""
+        """Reply to each ``whoami`` of the next client and close; return its packets up to the last one."""
         peer = self.listener.accept()[0]
         with peer:
             peer.settimeout(TIMEOUT)
@@ -78,7 +78,7 @@ def test_long_input(server: Server, size: int) -> None:
     def serve() -> None:
         if size > 65_536:  # the short way has connected, and left again
             server.listener.accept()[0].close()
-        heard.extend(server.serve(ANSWER, 2 if size > 65_536 else 1))  # a long message waits for the limit
+        heard.extend(server.serve(ANSWER, 2 if size > 65_536 else 1))  # a long message waits for the bus's limit
 
     thread = threading.Thread(target=serve)
     thread.start()

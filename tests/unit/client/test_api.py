@@ -387,7 +387,7 @@ def test_reply_that_is_too_long(caplog: pytest.LogCaptureFixture, how: str) -> N
     (packet,) = backend.take()
     assert packet.startswith(b"MSG %b\0-the reply is too long: %b" % (to, why.encode()))
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"a reply to a request for 'k/é' was not sent: {why}")
+    assert record.getMessage().startswith(f"a reply to a request for 'k/é' failed: {why}")
     assert not record.exc_info
 
 

@@ -1,4 +1,4 @@
-"""Strategies and orders that others have written."""
+"""Strategies and orders of plugins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The orders of a queue: each message in its place, and each step for its price."""
+"""The orders of a queue: each message in its place, and the cost of each step."""
 
 from __future__ import annotations
 

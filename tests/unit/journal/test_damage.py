@@ -146,7 +146,7 @@ class TestSkip:
 
     @pytest.mark.parametrize("is_missing", [True, False])
     def test_end_is_lost(self, journal: Path, is_missing: bool) -> None:
-        """If the last rows were read before, and neither they nor their index are left, the journal is an older one."""
+        """If the last rows were read before, and neither they nor their index are left, the journal counts as older."""
         newest = list_segments(str(journal))[-1]
         os.truncate(newest.path(), os.path.getsize(newest.path()) - 100)
         for suffix in (".idx", ".json"):

@@ -246,7 +246,7 @@ def test_checkpoint_files_torn_by_a_power_cut_are_planned_again(new_journal: New
 
 @pytest.mark.parametrize("damaged", [b"v1\n{", b"v1\n{}\n[1]", None])
 def test_a_delta_lake_whose_newest_plan_is_lost(new_journal: NewJournal, tmp_path: Path, damaged: bytes | None) -> None:
-    """The archive is refused: with another plan, it would take rows that the lake lacks for archived ones."""
+    """The archive does not start: with another plan, it would take rows that the lake lacks for archived."""
     pytest.importorskip("deltalake", reason="the extra delta is not installed")
     journal, lake = new_journal(), tmp_path / "lake"
     journal.append(messages(10))
@@ -275,7 +275,7 @@ def test_a_delta_lake_whose_newest_plan_is_lost(new_journal: NewJournal, tmp_pat
 
 @pytest.mark.parametrize("compacts", [False, True])
 def test_an_old_state_beside_a_newer_lake(new_journal: NewJournal, tmp_path: Path, compacts: bool) -> None:
-    """The archive is refused before it puts rows into the lake that are there already."""
+    """The archive does not start: it would add rows that the lake already has."""
     journal, lake = new_journal(clock=Clock(MIDNIGHT)), tmp_path / "lake"
     for number in range(4):
         journal.append(messages(5), MIDNIGHT + number * HOUR)

@@ -104,7 +104,7 @@ def test_two_rewrites_of_one_version(lake, monkeypatch):
 
 @pytest.mark.parametrize("meanwhile", ["optimize", "batch"])
 def test_a_change_between_the_look_at_a_table_and_a_rewrite(lake, monkeypatch, meanwhile):
-    """After Delta's own optimize, the rewrite has no effect, and no row is there twice; after a batch it is done."""
+    """After Delta's own optimize, a rewrite changes nothing, and doubles no row; after a batch, it takes effect."""
     before, real = rows_of(lake), lake._commit
 
     def late(*args, **how):
@@ -122,7 +122,7 @@ def test_a_change_between_the_look_at_a_table_and_a_rewrite(lake, monkeypatch, m
 
 @pytest.mark.parametrize("change", [lambda lake: forget(lake, b"people/jo"), lambda lake: prune(lake, 0)])
 def test_files_that_were_replaced_meanwhile_are_left(lake, monkeypatch, change):
-    """What is to be forgotten or pruned may be in the new files: the command does not say that nothing is left."""
+    """Messages to forget or prune may be in the new files, so the command does not report that nothing is left."""
     archive(lake, 6, [row("one", 100, 1, "people/jo")])
     real = lake._commit
 

@@ -74,7 +74,7 @@ def test_users_take_turns() -> None:
 
 
 def test_deleted_jobs_take_no_turns() -> None:
-    """Users take turns with the jobs that are there: a user of whom an operator deletes some loses no turn."""
+    """A user takes turns with the jobs that are left: if an operator deletes some, the user loses no turn."""
     queue = queue_with(2)
     deleted = [put(queue, b"k", b"", uid=1) for _ in range(2)]
     for uid in (1, 2, 2):
@@ -387,7 +387,7 @@ def test_a_delay_that_is_over_is_over_after_a_start() -> None:
 
 
 def test_a_pause_is_no_longer_after_a_start() -> None:
-    """If the clock was set back while no service ran, a failed job waits for the longest pause; a delayed one waits."""
+    """If the clock was set back while no service ran, a failed job waits for the longest pause at most."""
     jobs = [Job(1, b"k", b"0 -", 1, 1, due=9000.0, tries=1), Job(2, b"k", b"0 -", 1, 1, due=9000.0)]
     JobQueue(Settings(), jobs, 3, now=6.0)
     assert [job.due for job in jobs] == [306.0, 9000.0]

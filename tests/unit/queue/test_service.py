@@ -478,7 +478,7 @@ def test_a_payload_that_cannot_be_read_is_read_again(served: Served) -> None:
 
 
 def test_many_bytes_wait_for_the_turn(served: Served) -> None:
-    """Publishers wait for the turn after a mebibyte, also if none of it is a job: the reserve has room for it."""
+    """After a mebibyte, publishers wait for the turn, even if none of it is a job: the reserve has room for that."""
     for size, count, is_read in ((90_000, 10, True), (90_000, 15, False), (100_000, 15, False), (0, 1, True)):
         served.service._put(b"", [Sent(b"k", bytes(size))] * count)
         assert served.bus.is_read == is_read
@@ -492,12 +492,12 @@ def test_a_disk_without_room(served: Served) -> None:
 
     def check_room() -> None:
         if full:
-            raise sqlite3.OperationalError("the disk has room for acks alone")
+            raise sqlite3.OperationalError("the disk has room only for acks")
 
     served.service._store.check_room = check_room  # type: ignore[method-assign]
     served.put(1)
     served.clock.advance(0)
-    assert (served.bus.is_read, served.service.problem) == (False, "the disk has room for acks alone")
+    assert (served.bus.is_read, served.service.problem) == (False, "the disk has room only for acks")
     served.say(b"ready", b"1 1")
     served.clock.advance(0)
     served.say(b"ack", b"1 1")
@@ -510,7 +510,7 @@ def test_a_disk_without_room(served: Served) -> None:
 
 @pytest.mark.parametrize("seconds", [-7200.0, 7200.0])
 def test_the_clock_is_set(tmp_path: Path, seconds: float) -> None:
-    """Or the machine has slept: leases and pauses stay as long as they were, and delays end by the new time."""
+    """If the clock is set, or the machine has slept, leases and pauses keep their length; delays use the new time."""
     with closing(Served(tmp_path / "q", lease=30)) as served:
         jobs = served.service.jobs
         served.say(b"ready", b"1 2")

@@ -1,4 +1,4 @@
-"""A recorder without a bus."""
+"""Fixtures: a recorder without a bus, and the batches that it sends."""
 
 from __future__ import annotations
 

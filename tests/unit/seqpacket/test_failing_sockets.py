@@ -1,4 +1,4 @@
-"""Sockets that fail: errors of the kernel, packets that are too long, and peers that leave in between."""
+"""Sockets that fail: kernel errors, packets that are too long, and peers that leave in between."""
 
 from __future__ import annotations
 

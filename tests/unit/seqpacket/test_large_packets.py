@@ -1,4 +1,4 @@
-"""Large packets: read in a pass of their own, and sent on past the protocol."""
+"""Large packets: read in a separate pass, and sent on past the protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log says of clients: sums, without payloads."""
+"""What the log says about clients: sums, without payloads."""
 
 from __future__ import annotations
 

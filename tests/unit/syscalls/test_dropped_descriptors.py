@@ -1,4 +1,4 @@
-"""Descriptors that come with packets nobody asked for are closed."""
+"""Descriptors that come with packets, and that nobody has asked for, are closed."""
 
 from __future__ import annotations
 

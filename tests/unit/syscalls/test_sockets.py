@@ -1,4 +1,4 @@
-"""Options of sockets, and what the kernel says of a peer."""
+"""Options of sockets, and what the kernel reports about a peer."""
 
 from __future__ import annotations
 
