@@ -12,9 +12,8 @@ the last one that unblocks it resumes it. Other clients take no memory here.
 =====================================================  ================================================================
 a receiver's socket gets full                          it takes packets again
 =====================================================  ================================================================
-``Delivery.flush`` or ``deliver`` gets an ``Outcome``  the receiver's transport sends, and calls ``SendQueue.ack``
-with a block
-`Backpressure.block`                                   ``on_drained``, then ``Delivery.drained``
+``Handover`` gets an ``Outcome`` with a block          the receiver's transport sends, and calls ``SendQueue.ack``
+`Backpressure.block`                                   ``on_drained``, then ``Handover.drained``
 ``publisher.pause_publishing``                         `Backpressure.drained`
 the publisher's transport pauses                       ``publisher.resume_publishing``: its transport resumes
 =====================================================  ================================================================

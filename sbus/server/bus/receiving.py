@@ -313,7 +313,7 @@ class ReceivingHalf(Connection):
 
         :param is_own: whether it answers the packets of this client that are being handled.
         """
-        if self.is_write_closed:
+        if self.is_write_closed or self.transport is None:  # `detach` gives the charges back before a later letter
             return
         if self.user.lines.mail and self._delivery.post(self, "reply", partial(self._write_letter, packet)):
             self._letters += 1

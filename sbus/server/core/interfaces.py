@@ -133,7 +133,7 @@ class Receiver(Protocol):
 
         :param may_block: whether the receiver may block their publisher.
         :returns: None if all were kept; else the outcome on which the bus must act. A receiver that has blocked
-            publishers calls `Handover.drained` when it has room again.
+            publishers calls ``registry.delivery.drained`` when it has room again.
         """
 
     def flush(self) -> None:

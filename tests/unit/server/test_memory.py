@@ -231,6 +231,24 @@ def test_replies_in_the_mail_are_charged():
     assert user.memory == before
 
 
+def test_a_notice_after_the_end_is_not_charged():
+    """A notice for a client that has left, and whose end waits for mail, is dropped: nothing is given back twice."""
+    bus = HandTurnedBus()
+    publisher, readers = bus.connect(uid=UID), [bus.connect(uid=7) for _ in range(3)]
+    for reader in readers:
+        reader.send(b"SUB k")
+    bus.finish()
+    bus.use_up(readers[0], 10_000)
+    bus.use_up(publisher, -1_000)
+    publisher.send(b"MSG k\0")
+    readers[0].transport.hang_up()
+    bus.settle()
+    assert readers[0].protocol.user.lines.waits(readers[0].protocol)
+    readers[0].protocol.notify(b"interest/pattern", b"+ 1 p")
+    bus.finish()
+    assert bus.registry.users.budget.memory.held == sum(each.memory() for each in bus.registry.clients.values())
+
+
 @pytest.mark.parametrize("end", ["answer", "loss", "no more reading"])
 def test_replies_that_are_held_back_are_charged(end):
     """Replies that wait for the name of the bus at its master are memory of their client, until they have gone."""
