@@ -388,6 +388,9 @@ class QueueService(Service):
         changes = jobs.take_changes()
         if any(changes) or missing:
             await self._on_disk(lambda: self._write(changes, missing))
+            if gone := [job for job in missing if job.payload is None and jobs.jobs.get(job.id) is job]:
+                jobs.forget(gone)  # another service has them, see `sbus.queue.jetstream`
+                died = [job for job in died if job not in gone]
         if answers:
             with suppress(SbusError):
                 self._intake._reply(answers)
@@ -466,8 +469,7 @@ class QueueService(Service):
             if batch.jobs:  # else they were given back while the store was away
                 round, place = self.jobs.workers[batch.holder].round, build(MSG, _inbox(batch.holder), b"")
                 for job in list(batch.jobs.values()):
-                    if job.payload is None:
-                        continue  # another service has it, see `sbus.queue.jetstream`
+                    assert job.payload is not None
                     packet = place + build_job(round, job.id, job.tries, lease, job.sender, job.key, job.payload)
                     if len(packet) <= longest:
                         packets.append(packet)
