@@ -438,7 +438,7 @@ class QueueService(Service):
                 self._intake.resume_for(self._jobs_in[0])
             await deferLater(self._reactor, _RETRY)
         self._turns.wrote(self._reactor.seconds() - start)
-        if self.problem:
+        if attempt:  # else it is the problem of those who still wait
             self._log.info("{path}: the disk takes jobs again", path=self._store.path)
             self.problem = ""
         return result

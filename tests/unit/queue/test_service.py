@@ -501,11 +501,15 @@ def test_a_disk_without_room(served: Served) -> None:
     served.say(b"ready", b"1 1")
     served.clock.advance(0)
     served.say(b"ack", b"1 1")
-    served.clock.advance(0.5)
+    with capturedLogs() as events:
+        served.clock.advance(0.5)
     assert (served.writes, served.bus.is_read) == ([(1, 0), (0, 0), (0, 1)], False)
+    assert (events, served.service.problem) == ([], "the disk has room for acks alone")  # it is not over
     full = False
-    served.clock.advance(1)
+    with capturedLogs() as events:
+        served.clock.advance(1)
     assert (served.bus.is_read, served.service.problem) == (True, "")
+    assert [formatEvent(event).partition(": ")[2] for event in events] == ["the disk takes jobs again"]
 
 
 @pytest.mark.parametrize("seconds", [-7200.0, 7200.0])
