@@ -1,9 +1,9 @@
 """One job queue on the bus: its two connections, its turns, and its workers' ends.
 
 There are two connections, so that acks never wait behind new jobs: the first one reads publishers only as fast as the
-disk takes their jobs; the second one always reads workers and operators. The bus blocks whoever publishes to a socket
-that is full (soft ``block``): if it used its queue, a flood of one user would be up to 65,536 messages ahead of
-another's.
+disk takes their jobs; the second one always reads workers and operators. The bus blocks a publisher while the socket of
+the service is full (soft ``block``). If the bus queued its messages, a flood of one user would be up to 65,536 messages
+ahead of another's.
 
 A turn writes to the disk without a thread. Meanwhile the next messages gather, and share the next sync.
 
