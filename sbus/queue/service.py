@@ -380,14 +380,15 @@ class QueueService(Service):
 
     async def _turn(self) -> None:
         jobs = self.jobs
-        batches = jobs.advance(self._now())
+        now = self._now()
+        batches = jobs.advance(now)
         handed = [job for batch in batches for job in batch.jobs.values()]
         died, jobs.died = jobs.died, []
         answers, self._answers = self._answers, []
         missing = [job for job in (*handed, *died) if job.payload is None]
         changes = jobs.take_changes()
         if any(changes) or missing:
-            await self._on_disk(lambda: self._write(changes, missing))
+            await self._on_disk(lambda: self._write(changes, missing, now))
             if gone := [job for job in missing if job.payload is None and jobs.jobs.get(job.id) is job]:
                 jobs.forget(gone)  # another service has them, see `sbus.queue.jetstream`
                 died = [job for job in died if job not in gone]
@@ -408,12 +409,12 @@ class QueueService(Service):
         # There may be more than a turn hands out.
         self._turns.begin(0.0 if len(handed) >= MOST_DELIVERIES else jobs.next_time() - self._now())
 
-    def _write(self, changes: Changes, missing: list[Job]) -> None:
+    def _write(self, changes: Changes, missing: list[Job], now: float) -> None:
         if missing:
             payloads = self._store.payloads([job.id for job in missing])
             for job in missing:
                 job.payload = payloads.get(job.id)
-        self._store.write(changes, self._now())
+        self._store.write(changes, now)
         for job in changes.new:
             if job.ident:
                 del self._fresh[job.uid, job.ident]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -529,3 +531,23 @@ def test_the_clock_is_set(tmp_path: Path, seconds: float) -> None:
             served.clock.advance(later)
             seen.append((jobs.counts()["delayed"], jobs.events["expired"]))
         assert seen == [(2, 0), (1, 0), (1, 0), (1, 1), (1, 2), (0, 2)]
+
+
+def test_the_clock_is_read_in_one_thread(served: Served) -> None:
+    """A clock that was set changes jobs: a service whose store has a thread does not read it there."""
+    readers: set[int] = set()
+
+    def wall_clock() -> float:
+        readers.add(threading.get_ident())
+        return served.wall_clock()
+
+    async def call(do: Callable[[], object]) -> object:
+        with ThreadPoolExecutor() as threads:
+            return threads.submit(do).result()
+
+    service: Any = served.service
+    service._wall_clock, service._call = wall_clock, call
+    served.replace(lambda *args: None)
+    served.put(1)
+    served.clock.advance(0)
+    assert readers == {threading.get_ident()}
