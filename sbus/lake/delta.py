@@ -168,7 +168,9 @@ class DeltaLake(Table):
             raise
         except LakeError:
             return done  # there is no table yet
-        return done if version is None else max(done, version)
+        if version is None or Checkpoint(self.state.checkpoint).is_planned(version):
+            return done  # `commit` notices that the table has it
+        return max(done, version)
 
     def _add(
         self, path: Path, hour: Hour, batch: int | None, *, data_change: bool, old: DataFile | None = None

@@ -106,10 +106,10 @@ class ArchiveJob(abc.ABC):
             self._checkpoint.repair()
             self._done = self._checkpoint.last_done()
             last = self._table.last_batch(self._done)
-            if last >= 0 and not self._checkpoint.is_planned(last):
+            if last > self._done or (last >= 0 and not self._checkpoint.is_planned(last)):
                 raise LakeError(
-                    f"{self._table.location}: batch {last} is done, but its offset is missing in {state.checkpoint}: "
-                    "restore the state, or lake and state from one copy"
+                    f"{self._table.location}: the lake has batch {last}, but {state.checkpoint} lacks its offset or "
+                    "its commit: restore the state, or lake and state from one copy"
                 )
             if self._done >= 0:
                 # Spark does not sync its files, and the report below lets retention delete rows.

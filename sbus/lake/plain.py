@@ -137,10 +137,9 @@ class PlainTable(Table):
         disk.remove(self._manifest_path(batch - KEPT))
 
     def last_batch(self, done: int) -> int:
-        # A batch with a manifest can be archived again; of any other, only the checkpoint knows which rows it has.
+        # A batch replaces the files in its manifest, and adds to all others.
         known = set().union(*(self._read_manifest(number) for number in self._list_numbers() if number > done))
-        names = (os.path.basename(file.name) for file in self.files() if file.name not in known)
-        return max([done, *(int(found[1]) for name in names if (found := _OF_BATCHES.fullmatch(name)))])
+        return max([done, *(_last_in(file) for file in self.files() if file.name not in known)])
 
     def _list_numbers(self) -> list[int]:
         try:
@@ -168,7 +167,7 @@ class PlainTable(Table):
     # --- rewrites -------------------------------------------------------------------------------
 
     def replace(self, old: Sequence[DataFile], new: Mapping[Hour, Sequence[Path]], what: str, note: str) -> bool:
-        highest = max((file.batch for file in old if file.batch is not None), default=-1)
+        highest = max(map(_last_in, old), default=-1)
         names: dict[Hour, set[str]] = {hour: set() for hour in new}
         for file in old:
             names[file.hour].add(os.path.basename(file.name))
@@ -301,6 +300,12 @@ def _data_file(hour: Hour, name: str, directory: int) -> DataFile | None:
     found = _OF_BATCH.fullmatch(name)
     batch = int(found[1]) if found else None
     return DataFile(f"{hour.directory}/{name}", hour, status.st_size, status.st_mtime, batch)
+
+
+def _last_in(file: DataFile) -> int:
+    """Return the last batch that a file has rows of; -1 if its name does not say."""
+    found = _OF_BATCHES.fullmatch(os.path.basename(file.name))
+    return int(found[1]) if found else -1
 
 
 def _is_of_batch(name: object) -> bool:

@@ -196,7 +196,7 @@ class Table(abc.ABC):
 
     @abc.abstractmethod
     def last_batch(self, done: int) -> int:
-        """Return the number of the last batch whose rows only the checkpoint knows.
+        """Return the number of the last batch that the checkpoint must have as done: `commit` would add its rows again.
 
         :param done: the last batch that is done according to the checkpoint; the result is at least this.
         """

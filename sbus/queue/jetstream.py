@@ -378,13 +378,19 @@ class JetStore(Store):
         return self._do(ask())
 
     def payloads(self, ids: Iterable[int]) -> dict[int, bytes]:
-        """Return the payloads of those jobs that this service has and that are still in the stream."""
+        """Return the payloads of those jobs that this service has and that are still in the stream.
+
+        It forgets jobs that another service has done.
+        """
 
         async def read(id: int) -> None:
             if (held := self._held.get(id)) is not None:
                 async with self._gate:
-                    with suppress(NotFoundError):  # another service has it
+                    try:
                         found[id] = await self._payload(held)
+                    except NotFoundError:  # another service was faster
+                        if self._held.get(id) is held:
+                            del self._held[id]
 
         found: dict[int, bytes] = {}
         self._do(_finish_all(map(read, ids)))

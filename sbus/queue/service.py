@@ -383,14 +383,18 @@ class QueueService(Service):
 
     async def _turn(self) -> None:
         jobs = self.jobs
-        batches = jobs.advance(self._now())
+        now = self._now()
+        batches = jobs.advance(now)
         handed = [job for batch in batches for job in batch.jobs.values()]
         died, jobs.died = jobs.died, []
         answers, self._answers = self._answers, []
         missing = [job for job in (*handed, *died) if job.payload is None]
         changes = jobs.take_changes()
         if any(changes) or missing:
-            await self._on_disk(lambda: self._write(changes, missing))
+            await self._on_disk(lambda: self._write(changes, missing, now))
+            if gone := [job for job in missing if job.payload is None and jobs.jobs.get(job.id) is job]:
+                jobs.forget(gone)  # another service has them, see `sbus.queue.jetstream`
+                died = [job for job in died if job not in gone]
         if answers:
             with suppress(SbusError):
                 self._intake._reply(answers)
@@ -405,15 +409,16 @@ class QueueService(Service):
             self._check_room()
         self._taken = 0
         self._read_publishers()
+        now = self._now()  # first: if the clock was set, this moves what `next_time` returns
         # There may be more than a turn hands out.
-        self._turns.begin(0.0 if len(handed) >= MOST_DELIVERIES else jobs.next_time() - self._now())
+        self._turns.begin(0.0 if len(handed) >= MOST_DELIVERIES else jobs.next_time() - now)
 
-    def _write(self, changes: Changes, missing: list[Job]) -> None:
+    def _write(self, changes: Changes, missing: list[Job], now: float) -> None:
         if missing:
             payloads = self._store.payloads([job.id for job in missing])
             for job in missing:
                 job.payload = payloads.get(job.id)
-        self._store.write(changes, self._now())
+        self._store.write(changes, now)
         for job in changes.new:
             if job.ident:
                 del self._fresh[job.uid, job.ident]
@@ -438,7 +443,7 @@ class QueueService(Service):
                 self._intake.resume_for(self._jobs_in[0])
             await deferLater(self._reactor, _RETRY)
         self._turns.wrote(self._reactor.seconds() - start)
-        if self.problem:
+        if attempt:  # else it is the problem of those who still wait
             self._log.info("{path}: the disk takes jobs again", path=self._store.path)
             self.problem = ""
         return result
@@ -469,8 +474,7 @@ class QueueService(Service):
             if batch.jobs:  # else they were given back while the store was away
                 round, place = self.jobs.workers[batch.holder].round, build(MSG, _inbox(batch.holder), b"")
                 for job in list(batch.jobs.values()):
-                    if job.payload is None:
-                        continue  # another service has it, see `sbus.queue.jetstream`
+                    assert job.payload is not None
                     packet = place + build_job(round, job.id, job.tries, lease, job.sender, job.key, job.payload)
                     if len(packet) <= longest:
                         packets.append(packet)

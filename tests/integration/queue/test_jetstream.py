@@ -22,7 +22,7 @@ from sbus.queue.jetstream import JetQueueService, JetStore, _Jobs
 from sbus.queue.jobs import Changes, Job, Settings
 from tests.integration.clients.backends import Backend
 from tests.integration.queue.conftest import Queued
-from tests.integration.queue.test_queue import working
+from tests.integration.queue.test_queue import until_counts, working
 from tests.support.harness import Bus
 from tests.support.nats import NatsServer
 from tests.support.queues import QueueProcess, WorkerProcess, ask
@@ -98,6 +98,24 @@ async def test_a_service_keeps_its_jobs(native: Backend, host: Start) -> None:
         await worker.do(job.ack)
         await idle.do((await waiting).ack)
     assert ask(a.address, "ls")["events"].get("stale", 0) == 0
+
+
+async def test_a_delayed_job_that_another_host_has_done(native: Backend, host: Start, nats: NatsServer) -> None:
+    """Its first host was cut off meanwhile: it forgets the job when that is due, and its worker gets the next one."""
+    a = host("a")
+    client = await native.connect(a.address)
+    async with working(client) as worker:
+        waiting = asyncio.ensure_future(worker.next())
+        id = await client.do(client.raw.enqueue, "jobs", "late", delay=2)
+        await until_counts(a, {"delayed": 1})
+        other = JetStore(Settings(name="jobs", store=nats.url, lease=1))
+        other._do(other._js.delete_msg(other._stream, id))
+        other.close()
+        await until_counts(a, {})
+        await client.do(client.raw.enqueue, "jobs", "next")
+        job = await waiting
+        assert (job.key, job.tries) == (b"next", 1)
+        await worker.do(job.ack)
 
 
 async def test_dead_letters_are_everywhere(native: Backend, host: Start) -> None:

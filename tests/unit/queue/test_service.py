@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -501,11 +503,15 @@ def test_a_disk_without_room(served: Served) -> None:
     served.say(b"ready", b"1 1")
     served.clock.advance(0)
     served.say(b"ack", b"1 1")
-    served.clock.advance(0.5)
+    with capturedLogs() as events:
+        served.clock.advance(0.5)
     assert (served.writes, served.bus.is_read) == ([(1, 0), (0, 0), (0, 1)], False)
+    assert (events, served.service.problem) == ([], "the disk has room only for acks")  # it is not over
     full = False
-    served.clock.advance(1)
+    with capturedLogs() as events:
+        served.clock.advance(1)
     assert (served.bus.is_read, served.service.problem) == (True, "")
+    assert [formatEvent(event).partition(": ")[2] for event in events] == ["the disk takes jobs again"]
 
 
 @pytest.mark.parametrize("seconds", [-7200.0, 7200.0])
@@ -525,3 +531,43 @@ def test_the_clock_is_set(tmp_path: Path, seconds: float) -> None:
             served.clock.advance(later)
             seen.append((jobs.counts()["delayed"], jobs.events["expired"]))
         assert seen == [(2, 0), (1, 0), (1, 0), (1, 1), (1, 2), (0, 2)]
+
+
+def test_the_clock_is_set_back_at_the_end_of_a_turn(tmp_path: Path) -> None:
+    """The turn that notices it schedules the next one by the new clock: a lease of 30 seconds ends after as many."""
+    with closing(Served(tmp_path / "q", lease=30)) as served:
+        jobs = served.service.jobs
+        served.say(b"ready", b"1 1")
+        served.put(1)
+        sent = jobs.sent
+
+        def set_back(*args: Any) -> None:
+            sent(*args)
+            served.ahead -= 7200.0
+
+        jobs.sent = set_back  # type: ignore[method-assign]
+        served.clock.advance(0)
+        served.clock.advance(29.9)
+        assert jobs.events["expired"] == 0
+        served.clock.advance(0.2)
+        assert jobs.events["expired"] == 1
+
+
+def test_the_clock_is_read_in_one_thread(served: Served) -> None:
+    """A clock that was set changes jobs: a service whose store has a thread does not read it there."""
+    readers: set[int] = set()
+
+    def wall_clock() -> float:
+        readers.add(threading.get_ident())
+        return served.wall_clock()
+
+    async def call(do: Callable[[], object]) -> object:
+        with ThreadPoolExecutor() as threads:
+            return threads.submit(do).result()
+
+    service: Any = served.service
+    service._wall_clock, service._call = wall_clock, call
+    served.replace(lambda *args: None)
+    served.put(1)
+    served.clock.advance(0)
+    assert readers == {threading.get_ident()}
