@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import os
-import re
 import shutil
 import signal
 import stat
@@ -13,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,40 +17,24 @@ from unittest import mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
-from sbus.cli.main import cli
 from sbus.errors import JournalError, LakeError
 from sbus.journal.consumers import consumers
-from sbus.journal.following import Follower
-from sbus.journal.index import read_index
 from sbus.journal.layout import ARROWS, INDEX, SUMMARY, list_segments
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.retention import retain
 from sbus.journal.schema import COLUMN_NAMES, Kind, decode, encode
-from sbus.journal.writer import JournalWriter
-from sbus.lake import plain
-from sbus.lake.archive import Archive
 from sbus.lake.check import check
-from sbus.lake.checkpoint import KEPT, Checkpoint
-from sbus.lake.maintenance import compact, forget
+from sbus.lake.checkpoint import Checkpoint
+from sbus.lake.maintenance import compact
 from sbus.lake.merge import Limits
 from sbus.lake.opening import open_table
 from sbus.lake.staging import stage
 from sbus.lake.table import Hour, Table
 from tests.support.archived import MIDNIGHT, archived, files, messages, recorded
-from tests.support.journals import DAMAGE, FORGED, Clock, NewJournal, damage, forge
+from tests.support.journals import Clock, NewJournal
 from tests.support.waiting import wait_until
-
-HOUR = 3_600_000_000
-
-
-def put_away(journals: Any, lake: Path, **how: Any) -> Archive:
-    """Archive the rows that are there now."""
-    with Archive([str(getattr(each, "directory", each)) for each in journals], open_table(str(lake)), **how) as job:
-        while not job.wait():
-            pass
-    return job
+from tests.unit.lake.archives import HOUR, failing, put_away
 
 
 def remove(journal: Any, segments: int) -> None:
@@ -62,21 +42,6 @@ def remove(journal: Any, segments: int) -> None:
     for segment in list_segments(journal.directory)[:segments]:
         for suffix in (SUMMARY, INDEX, ARROWS):
             os.unlink(segment.path(suffix))
-
-
-@contextmanager
-def failing(name: str, after: int) -> Iterator[None]:
-    """Let a file operation of the lake fail after some that succeed."""
-    left, real = [after], getattr(plain, name)
-
-    def run(*args: Any) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(errno.EIO, "the disk is broken")
-        real(*args)
-
-    with mock.patch.object(plain, name, run):
-        yield
 
 
 def test_every_row_gets_into_the_directory_of_its_hour(new_journal: NewJournal, tmp_path: Path) -> None:
@@ -131,28 +96,6 @@ def test_a_later_run_takes_what_is_new(new_journal: NewJournal, tmp_path: Path) 
         put_away([one, two], lake)
     put_away([one, two], lake, fail_on_data_loss=False)
     assert {row["seq"] for row in archived(lake) if row["journal"] == one.id} == {*range(15), *range(18, 21)}
-
-
-def test_an_older_copy_is_refused(new_journal: NewJournal, tmp_path: Path) -> None:
-    """A journal that ends before the last archived row is refused: its next rows would be taken for archived ones."""
-    lake, copy = tmp_path / "lake", tmp_path / "copy"
-    journal = new_journal()
-    journal.append(messages(5))
-    journal.close()
-    shutil.copytree(journal.directory, copy)
-    again = JournalWriter.open(journal.directory)
-    again.append(messages(5))
-    again.close()
-    put_away([journal], lake)
-    shutil.rmtree(journal.directory)
-    shutil.copytree(copy, journal.directory)
-    with pytest.raises(JournalError, match=r"ends before row 10, up to which it was read before: it is an older copy"):
-        put_away([journal], lake)
-    with closing(JournalWriter.open(journal.directory)) as last:
-        last.append(messages(1))
-    with pytest.raises(JournalError, match="an older copy"):
-        put_away([journal], lake)
-    assert put_away([journal], lake, fail_on_data_loss=False).rows == 0
 
 
 def test_a_check_beside_compaction(new_journal: NewJournal, tmp_path: Path) -> None:
@@ -222,402 +165,6 @@ def test_a_batch_that_failed_half_way_is_done_again(
     assert (done.rows, done.batches) == (37, 2)
 
 
-def test_checkpoint_files_torn_by_a_power_cut_are_planned_again(new_journal: NewJournal, tmp_path: Path) -> None:
-    """If the newest files of the checkpoint are empty or incomplete, no row is lost, and none is there twice."""
-    journal, lake = new_journal(), tmp_path / "lake"
-    journal.append(messages(60))
-    journal.sync()
-    put_away([journal], lake, max_rows=20)
-    directory = open_table(str(lake)).state.checkpoint
-    last = Checkpoint(directory).last_done()
-    (directory / "commits" / str(last)).write_bytes(b"")
-    (directory / "offsets" / str(last)).write_bytes(b"v1\n{")
-    (directory / "commits" / str(last - 1)).unlink()
-    journal.append(messages(40))
-    journal.sync()
-    put_away([journal], lake, max_rows=25)
-    assert archived(lake) == recorded(journal.directory)
-    (directory / "offsets" / str(Checkpoint(directory).last_done())).unlink()
-    for path in (directory / "offsets").iterdir():
-        path.unlink()
-    put_away([journal], lake)  # repair has removed the marks without plans, and the lake replaces its files
-    assert archived(lake) == recorded(journal.directory)
-
-
-@pytest.mark.parametrize("damaged", [b"v1\n{", b"v1\n{}\n[1]", None])
-def test_a_delta_lake_whose_newest_plan_is_lost(new_journal: NewJournal, tmp_path: Path, damaged: bytes | None) -> None:
-    """The archive does not start: with another plan, it would take rows that the lake lacks for archived."""
-    pytest.importorskip("deltalake", reason="the extra delta is not installed")
-    journal, lake = new_journal(), tmp_path / "lake"
-    journal.append(messages(10))
-    journal.sync()
-    with Archive([journal.directory], open_table(str(lake), format="delta")) as job:
-        while not job.wait():
-            pass
-    checkpoint = Checkpoint(open_table(str(lake)).state.checkpoint)
-    last = checkpoint.last_done()
-    plan = tmp_path / "lake.sbus/checkpoint/offsets" / str(last)
-    whole = plan.read_bytes()
-    if damaged is None:  # the state is an older copy than the lake
-        plan.unlink()
-        (plan.parent.parent / "commits" / str(last)).unlink()
-    else:
-        plan.write_bytes(damaged)
-    journal.append(messages(5))
-    journal.sync()
-    for _ in range(2):
-        with pytest.raises(LakeError, match=f"the lake has batch {last}, "):
-            put_away([journal], lake)
-    plan.write_bytes(whole)
-    put_away([journal], lake)
-    assert archived(lake) == recorded(journal.directory)
-
-
-@pytest.mark.parametrize("compacts", [False, True])
-def test_an_old_state_beside_a_newer_lake(new_journal: NewJournal, tmp_path: Path, compacts: bool) -> None:
-    """The archive does not start: it would add rows that the lake already has."""
-    journal, lake = new_journal(clock=Clock(MIDNIGHT)), tmp_path / "lake"
-    for number in range(4):
-        journal.append(messages(5), MIDNIGHT + number * HOUR)
-        journal.sync()
-        put_away([journal], lake)
-        if number == 1:
-            shutil.copytree(f"{lake}.sbus", tmp_path / "old")
-    if compacts:
-        for _ in range(2):  # rows that come late, so that an hour has several files
-            journal.append(messages(5), MIDNIGHT + 3 * HOUR + 1)
-            journal.sync()
-            put_away([journal], lake)
-        assert compact(open_table(str(lake))).hours == 1
-    before = archived(lake)
-    shutil.rmtree(f"{lake}.sbus")
-    shutil.move(tmp_path / "old", f"{lake}.sbus")
-    with pytest.raises(LakeError, match=r"the lake has batch \d+, "):
-        put_away([journal], lake)
-    assert archived(lake) == before
-
-
-def test_a_state_that_was_copied_during_a_batch(new_journal: NewJournal, tmp_path: Path) -> None:
-    """The copy has the plan of a batch that the lake has compacted since: the archive does not run that batch again."""
-    journal, lake = new_journal(clock=Clock(MIDNIGHT)), tmp_path / "lake"
-    for number in range(2):
-        journal.append(messages(5))
-        journal.sync()
-        if number == 1:
-            with failing("_move", 0), pytest.raises(OSError, match="the disk is broken"):
-                put_away([journal], lake)
-            shutil.copytree(f"{lake}.sbus", tmp_path / "old")
-        put_away([journal], lake)
-    assert compact(open_table(str(lake))).hours == 1
-    before = archived(lake)
-    shutil.rmtree(f"{lake}.sbus")
-    shutil.move(tmp_path / "old", f"{lake}.sbus")
-    with pytest.raises(LakeError, match=r"the lake has batch \d+, "):
-        put_away([journal], lake)
-    assert archived(lake) == before
-
-
-def test_an_old_state_beside_a_lake_that_forgot_keys(new_journal: NewJournal, tmp_path: Path) -> None:
-    """Files that were rewritten again still say which batches they have, so the old state is refused."""
-    journal, lake = new_journal(clock=Clock(MIDNIGHT)), tmp_path / "lake"
-    for number in range(3):
-        journal.append([*messages(5), (b"people/jo", b""), (b"people/max", b"")])
-        journal.sync()
-        put_away([journal], lake)
-        if number == 0:
-            shutil.copytree(f"{lake}.sbus", tmp_path / "old")
-    for key in (b"people/jo", b"people/max"):
-        assert forget(open_table(str(lake)), key).dropped == 3
-    before = archived(lake)
-    shutil.rmtree(f"{lake}.sbus")
-    shutil.move(tmp_path / "old", f"{lake}.sbus")
-    with pytest.raises(LakeError, match=r"the lake has batch \d+, "):
-        put_away([journal], lake)
-    assert archived(lake) == before
-
-
-def test_what_was_done_is_on_the_disk_before_it_is_reported(
-    new_journal: NewJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The plan, the files and the mark of a batch are synced, in this order, before the journal learns of it."""
-    journal, lake = new_journal(), tmp_path / "lake"
-    journal.append(messages(3))
-    journal.sync()
-    synced: list[str] = []
-    fsync = os.fsync
-
-    def note(fd: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", note)
-    put_away([journal], lake)
-    names = [os.path.relpath(path, tmp_path) for path in synced]
-    (file,) = files(lake)
-    order = [
-        names.index("lake.sbus/checkpoint/offsets/1.tmp"),
-        next(at for at, name in enumerate(names) if name.endswith("part-00000.parquet")),
-        names.index(str(file.parent.relative_to(tmp_path))),
-        names.index("lake.sbus/checkpoint/commits/1.tmp"),
-        len(names) - 1 - names[::-1].index("journal/consumers/archive.json.tmp"),
-    ]
-    assert order == sorted(order)
-
-
-@pytest.mark.slow
-def test_old_batches_are_forgotten(new_journal: NewJournal, tmp_path: Path) -> None:
-    """The checkpoint keeps as many batches as Spark does."""
-    journal, lake = new_journal(), tmp_path / "lake"
-    journal.append(messages(KEPT + 5))
-    journal.sync()
-    put_away([journal], lake, max_rows=1)
-    state = open_table(str(lake)).state
-    for log in ("offsets", "commits"):
-        assert len(list((state.checkpoint / log).iterdir())) == KEPT
-    assert len(list((state.directory / "batches").iterdir())) == KEPT
-
-
-def test_a_damaged_batch_does_not_stop_the_archive(new_journal: NewJournal, tmp_path: Path) -> None:
-    """64 damaged bytes end the job, and cost their batch alone if loss is allowed; a row in the lake counts it."""
-    journal = new_journal(clock=Clock(MIDNIGHT))
-    for _ in range(3):
-        journal.append(messages(10))
-    journal.roll()
-    (segment,) = list_segments(journal.directory)
-    batch = read_index(segment).batches[1]
-    with open(segment.path(), "r+b") as file:
-        file.seek((batch.start + batch.end) // 2)
-        file.write(b"\xa5" * 64)
-    lake = tmp_path / "lake"
-    with pytest.raises(JournalError, match=r"10 rows from 10.*sbus journal repair"):
-        put_away([journal], lake)
-    for _ in range(2):
-        put_away([journal], lake, fail_on_data_loss=False)
-        rows = archived(lake)
-        assert [row["seq"] for row in rows] == [*range(11), *range(20, 30)]
-        assert [json.loads(row["payload"])["rows"] for row in rows if row["kind"] == "damaged"] == [10]
-    assert consumers(journal.directory) == {"archive": 30}
-
-
-@pytest.mark.parametrize("format_", ["parquet", "delta"])
-def test_damaged_rows_are_named(format_: str, new_journal: NewJournal, tmp_path: Path) -> None:
-    """Where loss is allowed, the log names the damaged rows, once, and the last line has their number."""
-    for name in ("a", "b"):
-        with new_journal(name, clock=Clock(MIDNIGHT)) as journal:
-            for _ in range(4):
-                journal.append(messages(10))
-                journal.append_copies(Kind.CLOCK, [b""], [b'{"step": 1}'], [MIDNIGHT])
-    (segment,) = list_segments(str(tmp_path / "a"))
-    for batch in read_index(segment).batches[2:4]:
-        with open(segment.path(), "r+b") as file:
-            file.seek(batch.end - 8)
-            file.write(b"\xa5" * 8)
-    metrics = tmp_path / "metrics"
-    arguments = ["archive", f"--journal={tmp_path}/[ab]", f"--lake={tmp_path}/lake", "--once", "--allow-loss"]
-    arguments += [f"--format={format_}", f"--metrics-file={metrics}"]
-    done = subprocess.run([sys.executable, "-m", "sbus", *arguments], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0
-    named, last = done.stderr.splitlines()
-    assert named == (
-        f"the rows 11 to 21 of the journal in {tmp_path}/a are damaged: in the lake, rows of the kind damaged stand "
-        "for them"
-    )
-    assert last.startswith("archived 79 rows in 1 batch, ")
-    assert last.endswith(" rows/s), 11 rows lost")
-    lake = re.escape(str(tmp_path / "lake"))
-    assert re.search(rf'^sbus_archive_lost_rows_total\{{lake="{lake}"\}} 11.0$', metrics.read_text(), re.M)
-    done = subprocess.run([sys.executable, "-m", "sbus", *arguments], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0
-    assert re.fullmatch(r"archived 0 rows in 0 batches, \d+ s \(0 rows/s\)\n", done.stderr)
-
-
-@pytest.mark.parametrize("what", [*DAMAGE, *FORGED])
-def test_damaged_journals_do_not_hold_up_the_others(what: str, new_journal: NewJournal, tmp_path: Path) -> None:
-    """A damaged journal is archived up to the damage, and from there on once it is whole again; each is reported."""
-    names = ("a", "b", "c")
-    for name in names:
-        journal = new_journal(name, clock=Clock(MIDNIGHT))
-        for _ in range(3):
-            journal.append(messages(10))
-        journal.close()
-    shutil.copytree(tmp_path, tmp_path / "copy")
-    for name in ("a", "b"):
-        (forge if what in FORGED else damage)(tmp_path / name, what)
-    lake = tmp_path / "lake"
-    arguments = ["archive", f"--journal={tmp_path}/[abc]", f"--lake={lake}", "--once", "--max-rows=12"]
-    kept = 10 if what == "rows" or what in FORGED else 0
-    for _ in range(2):
-        result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
-        assert result.exit_code == 1
-        assert result.stderr.endswith(
-            f"sbus: 2 journals could not be archived beyond damage: {tmp_path}/a, {tmp_path}/b\n"
-        )
-        assert len(archived(lake)) == 2 * kept + 30
-        assert consumers(str(tmp_path / "c")) == {"archive": 30}
-    for name in ("a", "b"):
-        shutil.copytree(tmp_path / "copy" / name, tmp_path / name, dirs_exist_ok=True)
-    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    assert sorted((row["journal"], row["seq"]) for row in archived(lake)) == sorted(
-        (JournalReader(tmp_path / name).id, seq) for name in names for seq in range(30)
-    )
-
-
-@pytest.mark.parametrize("suffix", ["journal.json", "arrows", "idx"])
-def test_a_journal_that_may_not_be_read(
-    suffix: str, new_journal: NewJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It holds up no other one, and its rows follow once the user may read it."""
-    for name in ("a", "b"):
-        with new_journal(name, clock=Clock(MIDNIGHT)) as journal:
-            journal.append(messages(10))
-    real = os.open
-
-    def fail(name: Any, *args: Any, **how: Any) -> int:
-        if str(name).startswith(f"{tmp_path}/a/") and str(name).endswith(suffix):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
-        return real(name, *args, **how)
-
-    lake = tmp_path / "lake"
-    arguments = ["archive", f"--journal={tmp_path}/[ab]", f"--lake={lake}", "--once"]
-    with monkeypatch.context() as patching:
-        patching.setattr("sbus.journal.layout.os.open", fail)
-        result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
-    assert (result.exit_code, len(archived(lake))) == (1, 10)
-    assert result.stderr.endswith(f"sbus: 1 journal could not be archived beyond damage: {tmp_path}/a\n")
-    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
-    assert (result.exit_code, len(archived(lake))) == (0, 20)
-
-
-def test_rows_that_wait_for_a_repair_fill_no_batch(new_journal: NewJournal, tmp_path: Path) -> None:
-    """However many they are, the rows of other journals wait for the next batch as ever."""
-    for name in ("a", "b"):
-        with new_journal(name) as journal:
-            for _ in range(3):
-                journal.append(messages(10))
-    damage(tmp_path / "a")
-    follower = Follower([f"{tmp_path}/[ab]"], max_rows=15, max_delay=3600, leaves_damaged=True)
-    ends = {JournalReader(tmp_path / name).id: end for name, end in (("a", 10), ("b", 30))}
-    follower.next({})
-    assert (follower.next(ends), len(follower.damaged)) == (ends, 1)
-    with JournalWriter.open(tmp_path / "b") as journal:
-        journal.append(messages(1))
-    assert follower.next(ends) == ends
-
-
-def test_a_repaired_journal_fills_a_batch(new_journal: NewJournal, tmp_path: Path) -> None:
-    """Where loss is allowed, a journal that can be opened again is no longer damaged: all its rows can be read."""
-    for name in ("a", "b"):
-        with new_journal(name) as journal:
-            for _ in range(3):
-                journal.append(messages(10))
-    a, b = (JournalReader(tmp_path / name).id for name in ("a", "b"))
-    identity = (tmp_path / "a" / "journal.json").read_bytes()
-    damage(tmp_path / "a", "journal.json")
-    follower = Follower([f"{tmp_path}/[ab]"], max_rows=30, max_delay=3600, fail_on_data_loss=False, leaves_damaged=True)
-    assert follower.next({b: 0}) == {b: 30}
-    assert [*follower.damaged] == [f"{tmp_path}/a"]
-    (tmp_path / "a" / "journal.json").write_bytes(identity)
-    assert follower.next({a: 0, b: 30}) == {a: 30, b: 30}
-    assert follower.damaged == {}
-
-
-def test_damage_that_hides_the_size_of_a_batch(
-    new_journal: NewJournal, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Where loss is allowed, nothing waits for a repair, and no warning says that."""
-    with new_journal() as journal:
-        journal.append(messages(10))
-    (segment,) = list_segments(journal.directory)
-    os.unlink(segment.path())
-    os.mkdir(segment.path())
-    lake = tmp_path / "lake"
-    put_away([journal], lake, max_bytes=1000, fail_on_data_loss=False, leaves_damaged=True)
-    assert [json.loads(row["payload"])["rows"] for row in archived(lake)] == [10]
-    (said,) = caplog.messages
-    assert said.startswith("the rows 0 to 9 of the journal in ")
-
-
-def test_journals_are_missing_beside_one_that_cannot_be_opened(new_journal: NewJournal, tmp_path: Path) -> None:
-    """It may be one of those that are missing, but not two of them."""
-    ids: dict[str, str] = {}
-    for name in ("a", "b", "c"):
-        with new_journal(name) as journal:
-            ids[name] = journal.id
-    follower = Follower([f"{tmp_path}/*"], leaves_damaged=True)
-    start = follower.next({})
-    os.mkdir(tmp_path / "x")
-    (tmp_path / "x" / "journal.json").write_text("{")
-    shutil.rmtree(tmp_path / "b")
-    assert follower.next(start) == start
-    shutil.rmtree(tmp_path / "c")
-    with pytest.raises(JournalError) as caught:
-        follower.next(start)
-    first, second = sorted((ids["b"], ids["c"]))
-    assert str(caught.value).startswith(
-        f"the journal {first} is missing; it was read up to row 0; "
-        f"the journal {second} is missing; it was read up to row 0; "
-        "1 of them may be among those that cannot be opened: name its directory as well"
-    )
-
-
-def test_the_log_shows_no_control_characters(new_journal: NewJournal, tmp_path: Path) -> None:
-    """It names directories of journals, which other users have named."""
-    name = "j\x1b[31m\n"
-    new_journal(name).close()
-    (tmp_path / name / "consumers").touch()
-    arguments = ["archive", f"--journal={tmp_path}/*", f"--lake={tmp_path}/lake", "--once"]
-    done = subprocess.run([sys.executable, "-m", "sbus", *arguments], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0
-    said, _ = done.stderr.splitlines()
-    assert said.startswith(f"{tmp_path}/j\\x1b[31m\\x0a: the progress of the consumer 'archive' cannot be written")
-
-
-def test_an_archive_that_follows_takes_what_was_repaired(
-    new_journal: NewJournal, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The damage is logged once, and the archive takes the rows behind it as soon as it is repaired."""
-    for name in ("a", "b"):
-        with new_journal(name, clock=Clock(MIDNIGHT)) as journal:
-            for _ in range(3):
-                journal.append(messages(10))
-    identity = (tmp_path / "a" / "journal.json").read_bytes()
-    with Archive([str(tmp_path / "[ab]")], open_table(str(tmp_path / "lake")), every=0.001, leaves_damaged=True) as job:
-
-        def works(rows: int, *damaged: Path) -> bool:
-            job.wait(0.001)
-            return (job.rows, job.lag, job.damaged) == (rows, 0, [*map(str, damaged)])
-
-        wait_until(lambda: works(60))
-        damage(tmp_path / "a", "journal.json")
-        with JournalWriter.open(tmp_path / "b", clock=Clock(MIDNIGHT)) as journal:
-            journal.append(messages(10))
-        wait_until(lambda: works(70, tmp_path / "a"))
-        (tmp_path / "a" / "journal.json").write_bytes(identity)
-        with JournalWriter.open(tmp_path / "a", clock=Clock(MIDNIGHT)) as journal:
-            journal.append(messages(10))
-        wait_until(lambda: works(80))
-    (said,) = caplog.messages
-    assert said == (
-        f"{tmp_path}/a/journal.json: it is damaged (no JSON object): restore it from a copy; "
-        "the rows of this journal from there on wait for that"
-    )
-
-
-def test_a_damaged_row_is_one_row_and_no_hole(new_journal: NewJournal, tmp_path: Path) -> None:
-    """The archive counts the rows that the lake has; the check finds no row missing where one stands for many."""
-    journal, lake = new_journal(clock=Clock(MIDNIGHT)), tmp_path / "lake"
-    journal.append(messages(20))
-    journal.append_copies(Kind.DAMAGED, [b""], [b'{"rows": 500}'], [MIDNIGHT])
-    journal.append(messages(10))
-    journal.sync()
-    job = put_away([journal], lake)
-    assert (job.rows, job.batches, job.lost) == (31, 1, 500)
-    assert consumers(journal.directory) == {"archive": 530}
-    (*_, found) = check(open_table(str(lake)))
-    assert (found.rows, found.problems, found.holes) == (31, [], {})
-
-
 def test_rows_that_were_deleted_are_counted(new_journal: NewJournal, tmp_path: Path) -> None:
     """An archive that may go on without them says how many there were, and counts as archived what the lake has."""
     journal, lake = new_journal(segment_bytes=1), tmp_path / "lake"
@@ -656,75 +203,6 @@ def test_rows_that_are_deleted_once_they_are_archived_are_not_lost(
     assert (job.rows, job.lost, len(archived(lake))) == (30, 0, 30)
 
 
-def test_another_lake_under_the_same_name(new_journal: NewJournal, tmp_path: Path) -> None:
-    """A second lake under the first one's consumer name is refused before it takes a row; under another it is not."""
-    journal = new_journal()
-    journal.append(messages(3))
-    journal.sync()
-    put_away([journal], tmp_path / "one")
-    with pytest.raises(JournalError, match=r"the consumer 'archive' is another lake or stream.*two: .*--consumer=NAME"):
-        put_away([journal], tmp_path / "two")
-    assert not files(tmp_path / "two")
-    put_away([journal], tmp_path / "two", consumer="two")
-    assert archived(tmp_path / "two") == recorded(journal.directory)
-
-
-def test_a_refused_lake_is_not_made(new_journal: NewJournal, tmp_path: Path) -> None:
-    """It would be in the way when the lake is put back that has the name, for example on a disk that is not mounted."""
-    journal = new_journal()
-    put_away([journal], tmp_path / "srv/lake")
-    (tmp_path / "srv").rename(tmp_path / "away")
-    with pytest.raises(JournalError, match="the consumer 'archive' is another lake"):
-        put_away([journal], tmp_path / "srv/lake")
-    assert not (tmp_path / "srv").exists()
-
-
-@pytest.mark.parametrize("what", ["srv", "srv/lake.sbus"])
-@pytest.mark.parametrize("is_replaced", [False, True])
-def test_it_tries_again_until_the_state_is_back(
-    what: str, is_replaced: bool, new_journal: NewJournal, tmp_path: Path
-) -> None:
-    """Lake and state are gone for a while, or the state alone: the archive makes no other ones in their place."""
-    journal, lake, place, away = new_journal(), tmp_path / "srv/lake", tmp_path / what, tmp_path / "away"
-    journal.append(messages(5))
-    journal.sync()
-    command = [sys.executable, "-m", "sbus.cli", "archive", f"--journal={journal.directory}", f"--lake={lake}"]
-    with subprocess.Popen([*command, "--every=10ms"], stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        try:
-            wait_until(lambda: consumers(journal.directory).get("archive"), lambda at: at == 5)
-            place.rename(away)
-            if is_replaced:
-                place.mkdir()
-            journal.append(messages(7))
-            journal.sync()
-            lines = [process.stderr.readline() for _ in range(2)]
-            if is_replaced:
-                place.rmdir()
-            assert not place.exists()
-            away.rename(place)
-            wait_until(lambda: consumers(journal.directory).get("archive"), lambda at: at == 12)
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=20)
-        finally:
-            process.kill()
-    assert "the state of the lake is gone" in lines[1], lines
-    assert archived(lake) == recorded(journal.directory)
-
-
-def test_a_checkpoint_without_its_last_offset(new_journal: NewJournal, tmp_path: Path) -> None:
-    """It could not say where to go on, so it is refused instead of archiving everything again."""
-    journal, lake = new_journal(), tmp_path / "lake"
-    journal.append(messages(3))
-    journal.sync()
-    put_away([journal], lake)
-    checkpoint = open_table(str(lake)).state.checkpoint
-    (checkpoint / "offsets/1").rename(checkpoint / "offsets/2")
-    (checkpoint / "offsets/2").write_text((checkpoint / "offsets/0").read_text())
-    with pytest.raises(LakeError, match=r"the lake has batch \d+, "):
-        put_away([journal], lake)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_an_archive_by_root_leaves_the_lake_to_its_owner(new_journal: NewJournal, tmp_path: Path) -> None:
     """All that root's archive writes for a lake of another user, also beside it, belongs to that user."""
@@ -742,7 +220,7 @@ def test_an_archive_by_root_leaves_the_lake_to_its_owner(new_journal: NewJournal
     assert {stat.S_IMODE(path.stat().st_mode) for path in files(lake)} == {0o640}
 
 
-# --- files --------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def source(journal: Any) -> Iterator[pa.RecordBatch]:
@@ -831,7 +309,7 @@ def test_an_hour_before_1970(new_journal: NewJournal, tmp_path: Path) -> None:
     assert Hour.parse("date=1970-01-01/hour=01").start.timestamp() == 3600
 
 
-# --- the command --------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
 def test_it_follows_a_journal_until_a_signal(new_journal: NewJournal, tmp_path: Path) -> None:
