@@ -4,17 +4,17 @@
 (`sbus.server.bus.protocol`). The server reads from a client unless there is a reason not to. When the last reason goes,
 the transport resumes:
 
-====================  =============================================================================================
-it is not read while  until
-====================  =============================================================================================
-a receiver blocks it  that receiver has room (`Connection.resume_publishing`)
-mail from it must be  the last such entry is done (`Connection.mail_delivered`)
+======================  ===========================================================================================
+it is not read while    until
+======================  ===========================================================================================
+a receiver blocks it    that receiver has room (`Connection.resume_publishing`)
+mail from it must be    the last such entry is done (`Connection.mail_delivered`)
 delivered first
-it waits for a turn   its user has one, or room in the mail (`sbus.fair`)
-its pace is too high  its user has tokens again (`sbus.server.bus.pace`)
-a snapshot is loading the last packet of it has been queued
-too many replies wait it has read some: `MAX_REPLIES`, in the queue, in the mail and held back together
-====================  =============================================================================================
+it waits for a turn     its user has one, or room in the mail (`sbus.fair`)
+its pace is too high    its user has tokens again (`sbus.server.bus.pace`)
+a snapshot is loading   the last packet of it has been queued
+too many replies wait   it has read some: `MAX_REPLIES`, in the queue, in the mail and held back together
+======================  ===========================================================================================
 
 The memory that the client holds, here and in the kernel, is charged to its user (`Connection.memory`).
 """
