@@ -268,28 +268,28 @@ def test_the_early_dialect_has_none(bus):
 def test_large_messages_among_all_else(shared, steps):
     """Large messages come in order among small ones, once each, while others subscribe and leave, and also if the
     receiver has not read for a while: that most of them go on unseen changes nothing."""
-    reader, publisher, other = bundling(shared, b"l/*"), bundling(shared), shared.client()
-    waiting: list[bytes] = []
+    with bundling(shared, b"l/*") as reader, bundling(shared) as publisher, shared.client() as other:
+        waiting: list[bytes] = []
 
-    def read() -> None:
-        assert messages(reader, len(waiting)) == waiting
-        waiting.clear()
+        def read() -> None:
+            assert messages(reader, len(waiting)) == waiting
+            waiting.clear()
 
-    is_stopped = False
-    for at, step in enumerate(steps):
-        if step == "stop":
-            is_stopped = True
-        elif step == "join":
-            other.sub(b"l/a")
-            other.sync()
-        elif step == "leave":
-            other.unsub(b"l/a")
-            other.sync()
-        else:
-            key, size = step
-            waiting.append(b"MSG %b\0%d " % (key, at) + bytes(size))
-            publisher.send(waiting[-1])
-            if not is_stopped or len(waiting) > 20:
-                is_stopped = False
-                read()
-    read()
+        is_stopped = False
+        for at, step in enumerate(steps):
+            if step == "stop":
+                is_stopped = True
+            elif step == "join":
+                other.sub(b"l/a")
+                other.sync()
+            elif step == "leave":
+                other.unsub(b"l/a")
+                other.sync()
+            else:
+                key, size = step
+                waiting.append(b"MSG %b\0%d " % (key, at) + bytes(size))
+                publisher.send(waiting[-1])
+                if not is_stopped or len(waiting) > 20:
+                    is_stopped = False
+                    read()
+        read()
