@@ -110,6 +110,7 @@ def test_a_start_that_is_given_up(script: Callable[[str], str], monkeypatch: pyt
 
 def test_nothing_outlives_its_tester(script: Callable[[str], str]) -> None:
     """A process whose tester is gone ends with the nursery."""
+    # Nothing waits for the ten minutes: they end the script should the nursery not.
     path = script("import time; print('begun', flush=True); time.sleep(600)")
     tester = (
         f"import os; from tests.support.nursery import Piped; child = Piped([{path!r}], '.', os.environ, text=True);"

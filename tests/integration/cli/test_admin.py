@@ -83,6 +83,25 @@ def test_a_full_backlog(tmp_path: Path) -> None:
         late.join()
 
 
+@contextmanager
+def answering(directory: Path, answer: bytes) -> Iterator[str]:
+    """A socket that answers one request with these bytes, and closes; yields its path."""
+    path = str(directory / "admin")
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(path)
+        door.listen()
+
+        def accept() -> None:
+            with door.accept()[0] as asked:
+                asked.recv(4096)
+                asked.sendall(answer)
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield path
+        thread.join()
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
@@ -93,20 +112,8 @@ def test_a_full_backlog(tmp_path: Path) -> None:
 )
 def test_part_of_an_answer(tmp_path: Path, answer: bytes, error: str) -> None:
     """If the bus ends while it answers, or the socket belongs to another program, the error is one line."""
-    path = str(tmp_path / "admin")
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(path)
-        door.listen()
-
-        def accept() -> None:
-            with door.accept()[0] as asked:
-                asked.recv(4096)
-                asked.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + answer)
-
-        answering = threading.Thread(target=accept)
-        answering.start()
+    with answering(tmp_path, b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + answer) as path:
         done = run([*script("sbus"), "status", "--admin", path], env={"SBUS_ADMIN": None})
-        answering.join()
     assert done.returncode == 1
     assert re.fullmatch(f"sbus: .*{error}.*\n", done.stderr)
 
@@ -180,20 +187,8 @@ def test_monitor_as_a_member_of_the_admin_group(tmp_path: Path) -> None:
     with pytest.raises(Problem) as refusal:
         events(mock.Mock(), mock.Mock(), Asked({"monitor": ""}, is_owner=False))
     detail = json.dumps({"detail": str(refusal.value)}).encode()
-    path = str(tmp_path / "admin")
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(path)
-        door.listen()
-
-        def answer() -> None:
-            with door.accept()[0] as asked:
-                asked.recv(4096)
-                asked.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n%b" % (len(detail), detail))
-
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
+    with answering(tmp_path, b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n%b" % (len(detail), detail)) as path:
         done = CliRunner().invoke(cli, ["monitor", "", "--admin", path])
-        thread.join()
     assert done.exit_code == 1
     assert done.stderr == (
         "sbus: only root and the server's user may see what is published: run it as one of them, or look at "

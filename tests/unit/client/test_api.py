@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -17,33 +17,11 @@ from sbus.client.queues import check_queue
 from sbus.errors import Disconnected, InvalidKey, NotAllowed, PacketTooLong, RequestFailed, UsageError, ViolationReason
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
 from tests.unit.client.fakes import WithoutCalls
+from tests.unit.client.sessions import Waiter
 
 WHOAMI = b"CMSG !/cred/whoami"
 ME = b"!/cred/1/2/3"
 CHAINED = b"!/cred/1/2/3/!/cred/4/5/6"
-
-
-class Waiter:
-    """A waiter that yields itself to the runner of the coroutine."""
-
-    def __init__(self) -> None:
-        self.outcome: Any = None
-
-    def set_result(self, value: bytes) -> None:
-        if self.outcome is None:
-            self.outcome = value
-
-    def set_exception(self, error: Exception) -> None:
-        if self.outcome is None:
-            self.outcome = error
-
-    def __await__(self) -> Generator[Waiter, None, bytes]:
-        if self.outcome is None:
-            yield self
-        if isinstance(self.outcome, Exception):
-            raise self.outcome
-        outcome: bytes = self.outcome
-        return outcome
 
 
 class Sub:
