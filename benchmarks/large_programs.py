@@ -11,6 +11,7 @@ It imports sbus from the installation of its interpreter, so that several can be
 from __future__ import annotations
 
 import json
+import mmap
 import signal
 import socket
 import sys
@@ -50,13 +51,13 @@ def send(address: str, size: int, seconds: float) -> None:
 
 
 def take(address: str, size: int, seconds: float) -> None:
-    buffer = bytearray(size)
+    buffer = _buffer(size)
     with _connected(address) as sock:
         _receive(iter(lambda: sock.recv_into(buffer), 0))
 
 
 def relay(address: str, size: int, seconds: float) -> None:
-    buffer = bytearray(size)
+    buffer = _buffer(size)
     view = memoryview(buffer)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(address)
@@ -74,6 +75,11 @@ def _connected(address: str) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
     sock.connect(address)
     return sock
+
+
+def _buffer(size: int) -> mmap.mmap:
+    """Return memory at the beginning of a page; that of a bytearray can be where a Zen 3 copies five times slower."""
+    return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _publish(one: Callable[[bytes], object], size: int, seconds: float) -> None:
