@@ -237,6 +237,7 @@ class ReceivingHalf(Connection):
 
     def put_in_force(self, settings: ClientSettings) -> None:
         """Use the client's choices from now on: their place in its stream has come."""
+        self._delivery.flush()  # the client's own messages before it, from the same batch
         self._in_force = settings
         self._configure_queue()
 
