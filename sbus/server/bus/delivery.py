@@ -207,7 +207,7 @@ class Delivery(Handover):
                     later.append(group)
                     continue
                 lines = user.lines
-                if lines.mail and any(map(lines.waits, receivers)):
+                if lines.mail and lines.waits(*receivers):
                     later.append(group)
                     continue
             now += receivers
