@@ -40,7 +40,19 @@ from sbus.routing.route import Group
 from sbus.server.bus.handover import Handover
 from sbus.server.core.interfaces import Publisher, Receiver
 
-__all__ = ["ENTRY_MEMORY", "GAP_GROUPS", "JOINED", "LOOK", "LOOK_BYTES", "Gap", "Letter", "Mail", "drop"]
+__all__ = [
+    "ENTRY_MEMORY",
+    "GAP_GROUPS",
+    "JOINED",
+    "LETTER_MEMORY",
+    "LOOK",
+    "LOOK_BYTES",
+    "RUN_MEMORY",
+    "Gap",
+    "Letter",
+    "Mail",
+    "drop",
+]
 
 JOINED = 1_024
 """Messages of one entry, and copies between two looks at the clock, at most: less than a millisecond (row
@@ -54,7 +66,11 @@ GAP_GROUPS = 16
 readers connected took their user 8 s, and the server as long to stop (row ``eager-most``)."""
 _NEVER = 1 << 62
 ENTRY_MEMORY = 400
-"""Bytes of memory that an entry takes beside its packets."""
+"""Bytes of memory that an entry of messages takes beside its packets."""
+LETTER_MEMORY = 700
+"""Bytes of memory that a letter takes, with a client's settings; a reply has its packet besides."""
+RUN_MEMORY = 96
+"""Bytes of memory that an entry takes for each run that joins it, beside its packets."""
 
 _log = Logger(namespace="sbus.bus")
 
@@ -71,6 +87,7 @@ class Mail:
     __slots__ = (
         "_at",
         "_handover",
+        "_memory",
         "_named",
         "_number",
         "_packed",
@@ -102,6 +119,7 @@ class Mail:
         self._at = 0
         self._took = 0
         self._size = 0
+        self._memory = 0
         self._packed: BundleCache = {}
         self._named: NamedRun | None = None
         self._shares: list[tuple[Hashable, int, int, int, Signature]] = []
@@ -120,10 +138,13 @@ class Mail:
             and len(self.packets) + messages <= JOINED
         )
 
-    def add(self, packets: list[bytes], size: int, work: int, account: Hashable, signature: Signature) -> None:
+    def add(
+        self, packets: list[bytes], size: int, memory: int, work: int, account: Hashable, signature: Signature
+    ) -> None:
         """Add messages.
 
         :param size: their bytes.
+        :param memory: the bytes of memory that they take.
         :param work: the nanoseconds that they will take.
         :param account: the key of the part of the mailbox to charge; None for the program around the bus.
         :param signature: the publisher's signature.
@@ -133,9 +154,10 @@ class Mail:
         self.packets += packets
         self._number = handover.handled()
         self._size += size
-        self._shares.append((account, work, size, count, signature))
-        user.lines.add(account, work, size)
-        user.charge_memory(size)
+        self._memory += memory
+        self._shares.append((account, work, memory, count, signature))
+        user.lines.add(account, work, memory)
+        user.charge_memory(memory)
         scheduler.mail_copies += count * receivers
         scheduler.mail_bytes += size * receivers
 
@@ -191,12 +213,12 @@ class Mail:
         lines.learn(len(self.packets) * len(group.receivers), took)
         lines.settle(group)
         charges: dict[Hashable, tuple[int, int, int]] = {}
-        for account, work, size, _, _ in self._shares:
+        for account, work, memory, _, _ in self._shares:
             of_work, of_bytes, times = charges.get(account, (0, 0, 0))
-            charges[account] = of_work + work, of_bytes + size, times + 1
+            charges[account] = of_work + work, of_bytes + memory, times + 1
         for account, charge in charges.items():
             lines.remove(account, *charge)
-        user.charge_memory(-self._size - ENTRY_MEMORY)
+        user.charge_memory(-self._memory - ENTRY_MEMORY)
         if self.waiter is not None:
             self.waiter.mail_delivered()
 

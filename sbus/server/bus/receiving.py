@@ -51,7 +51,7 @@ from sbus.protocol.packets import CMSG, build
 from sbus.seqpacket.interfaces import IPacketTransport
 from sbus.server.bus.connection import Connection
 from sbus.server.bus.drain import ARRANGED_AT_ONCE, Drain
-from sbus.server.bus.mail import ENTRY_MEMORY
+from sbus.server.bus.mail import LETTER_MEMORY
 from sbus.server.bus.memory import CLIENT_MEMORY
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.credentials import is_proven
@@ -232,7 +232,7 @@ class ReceivingHalf(Connection):
 
     def _post(self, kind: str, call: Callable[[], object], size: int = 0) -> bool:
         """Put a letter into the mail, if anything waits there for the client; charge its memory, and `size` bytes."""
-        size += ENTRY_MEMORY
+        size += LETTER_MEMORY
         if not self._delivery.post(self, kind, partial(self._open, call, size)):
             return False
         self._letters += 1

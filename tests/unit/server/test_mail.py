@@ -10,7 +10,7 @@ from sbus.fair.lines import QUANTUM
 from sbus.flood import Outcome
 from sbus.routing.route import FIRST_NS
 from sbus.server.asks.last_values import LastValueRule
-from sbus.server.bus.mail import ENTRY_MEMORY, JOINED, LOOK
+from sbus.server.bus.mail import JOINED, LETTER_MEMORY, LOOK
 from sbus.server.core.limits import MAX_REPLIES, Limits
 from tests.support.buses import Bus, HandTurnedBus
 from tests.unit.server.mailboxes import (
@@ -327,7 +327,7 @@ def test_choices_that_wait_in_the_mail_stop_and_charge_their_client(choice):
     readers[0].transport.deliver(*[choice] * 200)
     assert client.is_paused
     assert kinds(bus).count("choice") == MAX_REPLIES + 1
-    assert client.user.memory - with_mail == (MAX_REPLIES + 1) * ENTRY_MEMORY + client._kept
+    assert client.user.memory - with_mail == (MAX_REPLIES + 1) * LETTER_MEMORY + client._kept
     bus.settle()
     assert not client.is_paused
     assert is_clean(bus)
