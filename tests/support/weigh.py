@@ -109,6 +109,23 @@ def mail(publish: int, choose: int, readers: int = 3) -> Callable[[int], None]:
     return make
 
 
+def gaps() -> Callable[[int], None]:
+    """Messages of each group of readers that found no room in their mail, again after each reply."""
+    peers, publisher = [bus.connect(uid=1000) for _ in range(200)], bus.connect(uid=2000)
+    for number, peer in enumerate(peers):
+        peer.send(*[b"SUB %d" % key for key in range(20) if key != number])
+    user = bus.registry.users[1000]
+    user.lines.add(2000, MANY, MANY)
+    bus.registry.scheduler.is_busy = True
+
+    def make(start: int) -> None:
+        for peer in peers[:50]:
+            publisher.transport.deliver(*[b"MSG %d\0" % key for key in range(20)])
+            peer.transport.deliver(b"CMSG !/cred/whoami")
+
+    return make
+
+
 def replies(start: int) -> None:
     for _ in range(ITEMS // 60):
         peer = bus.connect(uid=1000)
@@ -198,6 +215,7 @@ KINDS: dict[str, Callable[[], Callable[[int], None]]] = {
     "mail": lambda: mail(1, 0),
     "mail-runs": lambda: mail(50, 0),
     "choices": lambda: mail(0, 30, 160),
+    "gaps": gaps,
     "replies": lambda: replies,
     "connections": lambda: connections,
     "kept": lambda: kept,

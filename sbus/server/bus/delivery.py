@@ -260,7 +260,7 @@ class Delivery(Handover):
             skip = publisher if lines is sender and not has_echo else None
             if not has_room or (payload is not None and kept is None):
                 if gap is None:
-                    gap = Gap(self, lines)
+                    gap = Gap(self, group.user)
                     self.scheduler.append(lines, gap)
                 gap.add(group, skip, count, size)  # type: ignore[arg-type]
                 continue

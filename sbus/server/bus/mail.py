@@ -26,19 +26,20 @@ Rejected: an entry for each receiver (the publisher would pay for all of them); 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable
+from collections.abc import Callable, Container, Hashable
 from typing import Any
 
 from twisted.logger import Logger
 
 from sbus.errors import CloseReason
-from sbus.fair import Entry, Lines
+from sbus.fair import Lines
 from sbus.flood import NamedRun, PayloadMessage, Signature, sign_from
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
 from sbus.routing.route import Group
 from sbus.server.bus.handover import Handover
 from sbus.server.core.interfaces import Publisher, Receiver
+from sbus.server.core.users import User
 
 __all__ = [
     "ENTRY_MEMORY",
@@ -69,6 +70,8 @@ ENTRY_MEMORY = 400
 """Bytes of memory that an entry of messages takes beside its packets."""
 LETTER_MEMORY = 700
 """Bytes of memory that a letter takes, with a client's settings; a reply has its packet besides."""
+LOSS_MEMORY = 120
+"""Bytes of memory of one group, or one receiver, in a gap."""
 RUN_MEMORY = 96
 """Bytes of memory that an entry takes for each run that joins it, beside its packets."""
 
@@ -245,15 +248,30 @@ class Mail:
 class Gap:
     """Messages that found no room in the mail; each receiver learns of them at their place.
 
+    :param user: the receivers' user.
     :param why: the cause.
     """
 
-    __slots__ = ("_begun", "_copied_bytes", "_copies", "_groups", "_handover", "_lines", "_number", "_receivers", "why")
+    __slots__ = (
+        "_begun",
+        "_copied_bytes",
+        "_copies",
+        "_groups",
+        "_handover",
+        "_lines",
+        "_memory",
+        "_number",
+        "_receivers",
+        "_user",
+        "why",
+    )
 
-    def __init__(self, handover: Handover, lines: Lines, why: LossReason = LossReason.SHARE) -> None:
+    def __init__(self, handover: Handover, user: User, why: LossReason = LossReason.SHARE) -> None:
         self.why = why
         self._handover = handover
-        self._lines = lines
+        self._user = user
+        self._lines: Lines = user.lines
+        self._memory = 0
         self._copies = self._copied_bytes = self._number = 0
         self._groups: dict[tuple[Group[Receiver], Receiver | None], tuple[int, int]] = {}
         self._receivers: dict[Receiver, tuple[int, int]] = {}
@@ -281,6 +299,7 @@ class Gap:
                 self._spread(*next(iter(self._groups)))
             self._groups[group, skip] = messages, size
             self._lines.expect(group)
+            self._charge()
         if is_waiting:
             copies = messages * len(group.receivers)
             self._copies += copies
@@ -305,6 +324,12 @@ class Gap:
                 self.add_for(receiver, messages, size)
         self._lines.settle(group)
 
+    def _charge(self) -> None:
+        """Charge the memory that the losses take now, and give back what they no longer take."""
+        memory = LOSS_MEMORY * (len(self._groups) + len(self._receivers))
+        self._user.charge_memory(memory - self._memory)
+        self._memory = memory
+
     def _begin(self) -> None:
         """Let no more losses join; the copies no longer count as waiting."""
         if not self._begun:
@@ -319,6 +344,7 @@ class Gap:
         while self._groups:
             self._spread(*next(iter(self._groups)))
             if clock() >= until:
+                self._charge()
                 return False
         left = self._receivers
         while left:
@@ -327,8 +353,10 @@ class Gap:
                 _forget_letter(self._lines, receiver)
                 self._handover.lose(receiver, messages, size, self.why, self._number)
             if left and clock() >= until:
+                self._charge()
                 self._handover.flush()
                 return False
+        self._charge()
         self._handover.flush()
         return True
 
@@ -341,6 +369,7 @@ class Gap:
         for receiver, (messages, size) in self._receivers.items():
             gap.add_for(receiver, messages, size)
             _forget_letter(self._lines, receiver)
+        self._user.charge_memory(-self._memory)
 
     def describe(self) -> dict[str, Any]:
         """See `sbus.fair.Entry`."""
@@ -402,12 +431,11 @@ def _number(receiver: Receiver) -> int:
     return getattr(receiver, "number", 0)
 
 
-def drop(handover: Handover, lines: Lines, mail: Iterable[Entry]) -> None:
-    """Account for mail whose receivers are all about to be disconnected, in one pass.
-
-    :param mail: entries that were taken out of these lines.
-    """
-    gap = Gap(handover, lines, LossReason.DISCONNECT)
+def drop(handover: Handover, user: User) -> None:
+    """Account for the mail of a user whose receivers are all about to be disconnected, in one pass."""
+    mail = tuple(user.lines.mail)
+    user.lines.mail.clear()
+    gap = Gap(handover, user, LossReason.DISCONNECT)
     letters = []
     for entry in mail:
         if isinstance(entry, Letter):
