@@ -295,8 +295,10 @@ class Delivery(Handover):
         self.flush()  # earlier messages
         for receiver in receivers:
             queue = receiver.queue
-            if queue is None or receiver is link or not queue.settings.receipts:
+            if queue is None or receiver is link:
                 continue
+            if not queue.settings.receipts and receiver not in receiver.user.lines.letters:
+                continue  # a letter may be its choice of receipts
             if not self.post(receiver, "loss", partial(self._miss, receiver, messages, size)):
                 self._miss(receiver, messages, size)
 
