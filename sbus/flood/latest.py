@@ -2,12 +2,12 @@
 
 .. rubric:: Theory of operation
 
-A `KeyIndex` knows where in a backlog the newest message of each key stands. When it is asked, it first reads the
-messages that were added to the backlog since the last time, but only the last `_READ` of them: nobody can stall the bus
-by filling a backlog and then choosing ``latest``. So it reads no message twice, however often the receiver changes its
-strategy in between. Places of messages that were sent stay in the index until they outnumber the waiting ones, or until
-the keys take twice the memory that they took when the index was swept last. The queue charges the receiver's user for
-that memory.
+A `KeyIndex` knows where in a backlog the newest message of each key stands. When its receiver chooses ``latest``, and
+when it is asked, it first reads the messages that were added to the backlog since the last time, but only the last
+`_READ` of them: nobody can stall the bus by filling backlogs and then choosing ``latest``. So it reads no message
+twice, however often the receiver changes its strategy in between. Places of messages that were sent stay in the index
+until they outnumber the waiting ones, or until the keys take twice the memory that they took when the index was swept
+last. The queue charges the receiver's user for that memory.
 """
 
 from __future__ import annotations

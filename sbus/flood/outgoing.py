@@ -528,6 +528,9 @@ class OutgoingQueue:
 
     # --- the backlog ------------------------------------------------------------------------------
 
+    def _read_keys(self) -> None:
+        """Read the keys of what waits, if newer messages are to replace it."""
+
     def _forget_keys(self) -> None:
         if self._keys is not None:
             self._charge(-self._keys.memory)
@@ -563,6 +566,7 @@ class OutgoingQueue:
             self._collect()
             self._forget_keys()
             backlog = self._backlog = self._new_backlog(iter(backlog))
+            self._read_keys()
         if backlog.unranked:
             ranked = self._rankable(backlog, count)
             if most is not None:

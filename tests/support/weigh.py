@@ -89,6 +89,43 @@ def named(publishers: int) -> Callable[[int], None]:
     return make
 
 
+def mail(publish: int, choose: int, readers: int = 3) -> Callable[[int], None]:
+    """Messages and choices that wait in the mail of readers.
+
+    :param publish: messages in each run.
+    :param choose: choices of each reader.
+    """
+    peers, publisher = [bus.connect(uid=1000) for _ in range(readers)], bus.connect(uid=2000)
+    for peer in peers:
+        peer.send(b"SUB k")
+    bus.registry.scheduler.is_busy = True
+
+    def make(start: int) -> None:
+        for first in range(0, ITEMS if publish else 1, publish or 1):
+            publisher.transport.deliver(*[b"MSG k\0%05d" % n for n in range(first, first + (publish or 1))])
+        for peer in peers:
+            peer.transport.deliver(*[b"CMSG order/stack", b"CMSG order/queue"] * (choose // 2))
+
+    return make
+
+
+def gaps() -> Callable[[int], None]:
+    """Messages of each group of readers that found no room in their mail, again after each reply."""
+    peers, publisher = [bus.connect(uid=1000) for _ in range(200)], bus.connect(uid=2000)
+    for number, peer in enumerate(peers):
+        peer.send(*[b"SUB %d" % key for key in range(20) if key != number])
+    user = bus.registry.users[1000]
+    user.lines.add(2000, MANY, MANY)
+    bus.registry.scheduler.is_busy = True
+
+    def make(start: int) -> None:
+        for peer in peers[:50]:
+            publisher.transport.deliver(*[b"MSG %d\0" % key for key in range(20)])
+            peer.transport.deliver(b"CMSG !/cred/whoami")
+
+    return make
+
+
 def replies(start: int) -> None:
     for _ in range(ITEMS // 60):
         peer = bus.connect(uid=1000)
@@ -175,6 +212,10 @@ KINDS: dict[str, Callable[[], Callable[[int], None]]] = {
     "secret-long": lambda: patterns(b"!/cred////m/%0500d"),
     "named": lambda: named(1),
     "named-each": lambda: named(50),
+    "mail": lambda: mail(1, 0),
+    "mail-runs": lambda: mail(50, 0),
+    "choices": lambda: mail(0, 30, 160),
+    "gaps": gaps,
     "replies": lambda: replies,
     "connections": lambda: connections,
     "kept": lambda: kept,

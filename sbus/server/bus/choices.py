@@ -96,8 +96,6 @@ def _payloads(client: ReceivingHalf, key: bytes) -> bool:
 
 def _set_payloads(client: ReceivingHalf, key: bytes, settings: ClientSettings) -> None:
     wanted = settings.payloads
-    if not wanted:
-        client.registry.delivery.flush()  # first: with the new settings, flood control does not look for payloads
     client.put_in_force(settings)
     client.answer(build(CMSG, key, b"%d %d" % (LEAST_PAYLOAD, client.registry.limits.max_payload) if wanted else b""))
 

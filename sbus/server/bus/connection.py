@@ -13,7 +13,7 @@ delivered first
 it waits for a turn     its user has one, or room in the mail (`sbus.fair`)
 its pace is too high    its user has tokens again (`sbus.server.bus.pace`)
 a snapshot is loading   the last packet of it has been queued
-too many replies wait   it has read some: `MAX_REPLIES`, in the queue, in the mail and held back together
+too many replies wait   it has read some: `MAX_REPLIES`, with those held back and all its letters in the mail
 ======================  ===========================================================================================
 
 The memory that the client holds, here and in the kernel, is charged to its user (`Connection.memory`).
@@ -86,14 +86,14 @@ class Connection(_Hot, ABC):
         self._is_waiting = False  # for its user's turn
         self._is_loading = False
         self._mail = 0  # entries that have to be delivered first
-        self._letters = 0  # replies in the mail
+        self._letters = 0  # in the mail
         self._held: list[bytes | None] = []
         self._pace: Pace | None = None
         # The charges for it
         self.pattern_memory = 0
         self._buffer = self._in_kernel = 0
         self._kept = 0  # packets that were read, and wait to be handled
-        self._unsent = 0  # replies in the mail, and replies that are held back
+        self._unsent = 0  # letters in the mail, and replies that are held back
 
     # --- the user who pays -------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class Connection(_Hot, ABC):
         )
 
     def _has_replies(self) -> bool:
-        """Return whether the client has to read replies first: too many wait, or its user has no memory for more."""
+        """Return whether replies and letters have to leave first: too many wait, or the user has no memory for more."""
         replies = self.queue.replies + self._letters + len(self._held)
         return replies > MAX_REPLIES or (replies > 0 and not self.user.may_hold(0))
 

@@ -36,10 +36,11 @@ from itertools import islice
 
 from sbus.fair import Lines
 from sbus.flood import PROGRAM, PayloadMessage
+from sbus.flood.backlogs import PRICE
 from sbus.routing.route import Group, Route
 from sbus.routing.runs import total_size
 from sbus.server.bus.handover import AT_ONCE, OF_OTHERS, Handover
-from sbus.server.bus.mail import Gap, Letter, Mail
+from sbus.server.bus.mail import RUN_MEMORY, Gap, Letter, Mail
 from sbus.server.bus.unrouted import is_unrouted
 from sbus.server.core.interfaces import Publisher, Receiver
 
@@ -207,7 +208,7 @@ class Delivery(Handover):
                     later.append(group)
                     continue
                 lines = user.lines
-                if lines.mail and any(map(lines.waits, receivers)):
+                if lines.mail and lines.waits(*receivers):
                     later.append(group)
                     continue
             now += receivers
@@ -224,7 +225,7 @@ class Delivery(Handover):
             for group in later:
                 if group.user is own:
                     work = count * len(group.receivers) * own.lines.ns
-                    if not own.lines.has_room(account_of(publisher), work, size):
+                    if not own.lines.has_room(account_of(publisher), work, size + count * PRICE + RUN_MEMORY):
                         return False
         return True
 
@@ -243,6 +244,7 @@ class Delivery(Handover):
         :param payload: the only message of the run, if its payload is in sealed memory.
         """
         count = len(packets)
+        memory = size + count * PRICE + RUN_MEMORY
         sender: Lines | None = None
         account: Hashable = None
         signature = PROGRAM
@@ -254,11 +256,11 @@ class Delivery(Handover):
             gap = last if type(last) is Gap and last.takes() else None
             kept = None if payload is None else payload.held(group.user)
             work = count * len(group.receivers) * lines.ns
-            has_room = lines is sender or lines.has_room(account, work, size, gap is not None)
+            has_room = lines is sender or lines.has_room(account, work, memory, gap is not None)
             skip = publisher if lines is sender and not has_echo else None
             if not has_room or (payload is not None and kept is None):
                 if gap is None:
-                    gap = Gap(self, lines)
+                    gap = Gap(self, group.user)
                     self.scheduler.append(lines, gap)
                 gap.add(group, skip, count, size)  # type: ignore[arg-type]
                 continue
@@ -266,7 +268,7 @@ class Delivery(Handover):
             if kept is not None or waiter is not None or type(last) is not Mail or not last.takes(group, skip, count):  # type: ignore[arg-type]
                 last = Mail(self, group, skip, waiter, kept)  # type: ignore[arg-type]
                 self.scheduler.append(lines, last)
-            last.add(packets if kept is None else [kept], size, work, account, signature)
+            last.add(packets if kept is None else [kept], size, memory, work, account, signature)
             if waiter is not None:
                 waiter.wait_for_mail()
 
@@ -293,8 +295,10 @@ class Delivery(Handover):
         self.flush()  # earlier messages
         for receiver in receivers:
             queue = receiver.queue
-            if queue is None or receiver is link or not queue.settings.receipts:
+            if queue is None or receiver is link:
                 continue
+            if not queue.settings.receipts and receiver not in receiver.user.lines.letters:
+                continue  # a letter may be its choice of receipts
             if not self.post(receiver, "loss", partial(self._miss, receiver, messages, size)):
                 self._miss(receiver, messages, size)
 

@@ -26,21 +26,34 @@ Rejected: an entry for each receiver (the publisher would pay for all of them); 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable
+from collections.abc import Callable, Container, Hashable
 from typing import Any
 
 from twisted.logger import Logger
 
 from sbus.errors import CloseReason
-from sbus.fair import Entry, Lines
+from sbus.fair import Lines
 from sbus.flood import NamedRun, PayloadMessage, Signature, sign_from
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
 from sbus.routing.route import Group
 from sbus.server.bus.handover import Handover
 from sbus.server.core.interfaces import Publisher, Receiver
+from sbus.server.core.users import User
 
-__all__ = ["ENTRY_MEMORY", "GAP_GROUPS", "JOINED", "LOOK", "LOOK_BYTES", "Gap", "Letter", "Mail", "drop"]
+__all__ = [
+    "ENTRY_MEMORY",
+    "GAP_GROUPS",
+    "JOINED",
+    "LETTER_MEMORY",
+    "LOOK",
+    "LOOK_BYTES",
+    "RUN_MEMORY",
+    "Gap",
+    "Letter",
+    "Mail",
+    "drop",
+]
 
 JOINED = 1_024
 """Messages of one entry, and copies between two looks at the clock, at most: less than a millisecond (row
@@ -54,7 +67,13 @@ GAP_GROUPS = 16
 readers connected took their user 8 s, and the server as long to stop (row ``eager-most``)."""
 _NEVER = 1 << 62
 ENTRY_MEMORY = 400
-"""Bytes of memory that an entry takes beside its packets."""
+"""Bytes of memory that an entry of messages takes beside its packets."""
+LETTER_MEMORY = 700
+"""Bytes of memory that a letter takes, with a client's settings; a reply has its packet besides."""
+LOSS_MEMORY = 120
+"""Bytes of memory of one group, or one receiver, in a gap."""
+RUN_MEMORY = 96
+"""Bytes of memory that an entry takes for each run that joins it, beside its packets."""
 
 _log = Logger(namespace="sbus.bus")
 
@@ -71,6 +90,7 @@ class Mail:
     __slots__ = (
         "_at",
         "_handover",
+        "_memory",
         "_named",
         "_number",
         "_packed",
@@ -102,6 +122,7 @@ class Mail:
         self._at = 0
         self._took = 0
         self._size = 0
+        self._memory = 0
         self._packed: BundleCache = {}
         self._named: NamedRun | None = None
         self._shares: list[tuple[Hashable, int, int, int, Signature]] = []
@@ -120,10 +141,13 @@ class Mail:
             and len(self.packets) + messages <= JOINED
         )
 
-    def add(self, packets: list[bytes], size: int, work: int, account: Hashable, signature: Signature) -> None:
+    def add(
+        self, packets: list[bytes], size: int, memory: int, work: int, account: Hashable, signature: Signature
+    ) -> None:
         """Add messages.
 
         :param size: their bytes.
+        :param memory: the bytes of memory that they take.
         :param work: the nanoseconds that they will take.
         :param account: the key of the part of the mailbox to charge; None for the program around the bus.
         :param signature: the publisher's signature.
@@ -133,9 +157,10 @@ class Mail:
         self.packets += packets
         self._number = handover.handled()
         self._size += size
-        self._shares.append((account, work, size, count, signature))
-        user.lines.add(account, work, size)
-        user.charge_memory(size)
+        self._memory += memory
+        self._shares.append((account, work, memory, count, signature))
+        user.lines.add(account, work, memory)
+        user.charge_memory(memory)
         scheduler.mail_copies += count * receivers
         scheduler.mail_bytes += size * receivers
 
@@ -191,12 +216,12 @@ class Mail:
         lines.learn(len(self.packets) * len(group.receivers), took)
         lines.settle(group)
         charges: dict[Hashable, tuple[int, int, int]] = {}
-        for account, work, size, _, _ in self._shares:
+        for account, work, memory, _, _ in self._shares:
             of_work, of_bytes, times = charges.get(account, (0, 0, 0))
-            charges[account] = of_work + work, of_bytes + size, times + 1
+            charges[account] = of_work + work, of_bytes + memory, times + 1
         for account, charge in charges.items():
             lines.remove(account, *charge)
-        user.charge_memory(-self._size - ENTRY_MEMORY)
+        user.charge_memory(-self._memory - ENTRY_MEMORY)
         if self.waiter is not None:
             self.waiter.mail_delivered()
 
@@ -223,15 +248,30 @@ class Mail:
 class Gap:
     """Messages that found no room in the mail; each receiver learns of them at their place.
 
+    :param user: the receivers' user.
     :param why: the cause.
     """
 
-    __slots__ = ("_begun", "_copied_bytes", "_copies", "_groups", "_handover", "_lines", "_number", "_receivers", "why")
+    __slots__ = (
+        "_begun",
+        "_copied_bytes",
+        "_copies",
+        "_groups",
+        "_handover",
+        "_lines",
+        "_memory",
+        "_number",
+        "_receivers",
+        "_user",
+        "why",
+    )
 
-    def __init__(self, handover: Handover, lines: Lines, why: LossReason = LossReason.SHARE) -> None:
+    def __init__(self, handover: Handover, user: User, why: LossReason = LossReason.SHARE) -> None:
         self.why = why
         self._handover = handover
-        self._lines = lines
+        self._user = user
+        self._lines: Lines = user.lines
+        self._memory = 0
         self._copies = self._copied_bytes = self._number = 0
         self._groups: dict[tuple[Group[Receiver], Receiver | None], tuple[int, int]] = {}
         self._receivers: dict[Receiver, tuple[int, int]] = {}
@@ -259,6 +299,7 @@ class Gap:
                 self._spread(*next(iter(self._groups)))
             self._groups[group, skip] = messages, size
             self._lines.expect(group)
+            self._charge()
         if is_waiting:
             copies = messages * len(group.receivers)
             self._copies += copies
@@ -283,6 +324,12 @@ class Gap:
                 self.add_for(receiver, messages, size)
         self._lines.settle(group)
 
+    def _charge(self) -> None:
+        """Charge the memory that the losses take now, and give back what they no longer take."""
+        memory = LOSS_MEMORY * (len(self._groups) + len(self._receivers))
+        self._user.charge_memory(memory - self._memory)
+        self._memory = memory
+
     def _begin(self) -> None:
         """Let no more losses join; the copies no longer count as waiting."""
         if not self._begun:
@@ -297,6 +344,7 @@ class Gap:
         while self._groups:
             self._spread(*next(iter(self._groups)))
             if clock() >= until:
+                self._charge()
                 return False
         left = self._receivers
         while left:
@@ -305,8 +353,10 @@ class Gap:
                 _forget_letter(self._lines, receiver)
                 self._handover.lose(receiver, messages, size, self.why, self._number)
             if left and clock() >= until:
+                self._charge()
                 self._handover.flush()
                 return False
+        self._charge()
         self._handover.flush()
         return True
 
@@ -319,6 +369,7 @@ class Gap:
         for receiver, (messages, size) in self._receivers.items():
             gap.add_for(receiver, messages, size)
             _forget_letter(self._lines, receiver)
+        self._user.charge_memory(-self._memory)
 
     def describe(self) -> dict[str, Any]:
         """See `sbus.fair.Entry`."""
@@ -380,12 +431,11 @@ def _number(receiver: Receiver) -> int:
     return getattr(receiver, "number", 0)
 
 
-def drop(handover: Handover, lines: Lines, mail: Iterable[Entry]) -> None:
-    """Account for mail whose receivers are all about to be disconnected, in one pass.
-
-    :param mail: entries that were taken out of these lines.
-    """
-    gap = Gap(handover, lines, LossReason.DISCONNECT)
+def drop(handover: Handover, user: User) -> None:
+    """Account for the mail of a user whose receivers are all about to be disconnected, in one pass."""
+    mail = tuple(user.lines.mail)
+    user.lines.mail.clear()
+    gap = Gap(handover, user, LossReason.DISCONNECT)
     letters = []
     for entry in mail:
         if isinstance(entry, Letter):

@@ -12,7 +12,7 @@ into the mail as letters (`ReceivingHalf.in_order`).
 what comes            how it gets to the client
 ====================  =============================================================================================
 messages              `sbus.server.bus.handover` puts them into the queue, or past it to the socket
-replies, notices      never dropped; past `MAX_REPLIES`, in the queue and in the mail together, the client is not read
+replies, notices      never dropped; past `MAX_REPLIES`, with letters of any kind, the client is not read
 a reply held back     leaves a place, and later replies wait for it (`hold_replies`)
 a choice              of strategy, order, receipts, bundles or senders is in force from its place on; any other at
                       once. Before the answer to a choice of senders, all waiting messages are sent
@@ -51,7 +51,7 @@ from sbus.protocol.packets import CMSG, build
 from sbus.seqpacket.interfaces import IPacketTransport
 from sbus.server.bus.connection import Connection
 from sbus.server.bus.drain import ARRANGED_AT_ONCE, Drain
-from sbus.server.bus.mail import ENTRY_MEMORY
+from sbus.server.bus.mail import LETTER_MEMORY
 from sbus.server.bus.memory import CLIENT_MEMORY
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.credentials import is_proven
@@ -225,10 +225,31 @@ class ReceivingHalf(Connection):
         :param kind: see `sbus.server.bus.mail.Letter`.
         :returns: whether it was done now.
         """
-        if self.user.lines.mail and self._delivery.post(self, kind, call):
+        if self.user.lines.mail and self._post(kind, call):
             return False
         call()
         return True
+
+    def _post(self, kind: str, call: Callable[[], object], size: int = 0) -> bool:
+        """Put a letter into the mail, if anything waits there for the client; charge its memory, and `size` bytes."""
+        size += LETTER_MEMORY
+        if not self._delivery.post(self, kind, partial(self._open, call, size)):
+            return False
+        self._letters += 1
+        self._charge_unsent(size)
+        if self._has_replies():
+            self.pause()
+        return True
+
+    def _open(self, call: Callable[[], object], size: int) -> None:
+        """Do what a letter has waited for."""
+        self._letters -= 1
+        self._charge_unsent(-size)
+        call()
+        self._maybe_resume()
+        if not self._letters:
+            for hook in self.on_room:
+                hook()
 
     def choose(self, settings: ClientSettings) -> None:
         """Choose flood control: from this place in the client's stream on."""
@@ -237,6 +258,7 @@ class ReceivingHalf(Connection):
 
     def put_in_force(self, settings: ClientSettings) -> None:
         """Use the client's choices from now on: their place in its stream has come."""
+        self._delivery.flush()  # the client's own messages before it, from the same batch
         self._in_force = settings
         self._configure_queue()
 
@@ -287,20 +309,19 @@ class ReceivingHalf(Connection):
         self._write(build(CMSG, key, payload))
         while self._held and (packet := self._held[0]) is not None:
             del self._held[0]
-            self._charge_reply(packet, -1)
+            self._charge_unsent(-_memory(packet))
             self._write(packet)
         self._maybe_resume()
 
-    def _charge_reply(self, packet: bytes, sign: int = 1) -> None:
-        """Charge the memory of a reply that is not in the queue yet, or give it back (-1)."""
-        size = sign * (len(packet) + PRICE + REPLY + ENTRY_MEMORY)
+    def _charge_unsent(self, size: int) -> None:
+        """Charge the memory of a letter, or of a reply that is held back; below 0: give it back."""
         self._unsent += size
         self.user.charge_memory(size)
 
     def forget_replies(self) -> None:
         """Drop the replies that are held back: nothing can be sent to the client any longer."""
         for packet in filter(None, self._held):
-            self._charge_reply(packet, -1)
+            self._charge_unsent(-_memory(packet))
         self._held.clear()
         self._maybe_resume()
 
@@ -315,19 +336,14 @@ class ReceivingHalf(Connection):
         """
         if self.is_write_closed or self.transport is None:  # `detach` gives the charges back before a later letter
             return
-        if self.user.lines.mail and self._delivery.post(self, "reply", partial(self._write_letter, packet)):
-            self._letters += 1
-            self._charge_reply(packet)
-            if self._has_replies():
-                self.pause()
-            return
-        self._put(packet, is_own)
+        if not (self.user.lines.mail and self._post("reply", partial(self._put_late, packet), _memory(packet))):
+            self._put(packet, is_own)
 
     def answer(self, packet: bytes) -> None:
         """Put a reply into the queue, or after the replies that are held back: its place in the stream has come."""
         if self._held:
             self._held.append(packet)
-            self._charge_reply(packet)
+            self._charge_unsent(_memory(packet))
         else:
             self._put(packet)
 
@@ -345,15 +361,9 @@ class ReceivingHalf(Connection):
         if self._has_replies():
             self.pause()
 
-    def _write_letter(self, packet: bytes) -> None:
-        self._letters -= 1
-        self._charge_reply(packet, -1)
+    def _put_late(self, packet: bytes) -> None:
         if not self.is_write_closed:
             self._put(packet)
-        self._maybe_resume()
-        if not self._letters:
-            for hook in self.on_room:
-                hook()
 
     # --- snapshots ---------------------------------------------------------------------------
 
@@ -516,3 +526,8 @@ class ReceivingHalf(Connection):
             return self.transport is None or (self.front or self.queue).put_in_order(most)
         except Exception:  # of a plugged-in order: sending meets it again, which ends this connection and no turn
             return True
+
+
+def _memory(reply: bytes) -> int:
+    """Return the memory of a reply that is not in the queue yet."""
+    return len(reply) + PRICE + REPLY

@@ -440,10 +440,8 @@ class SubscriptionRegistry(Service):
         clients = self.members.all(sidecars=sidecars)
         for client in clients:
             client.reason = client.reason or CloseReason.SERVER_STOPPED  # no more of its packets are handled
-        for lines in {client.user.lines for client in clients}:
-            mail = tuple(lines.mail)
-            lines.mail.clear()
-            drop(self.delivery, lines, mail)
+        for user in {client.user for client in clients}:
+            drop(self.delivery, user)
         self._disconnect(clients)
 
     def _disconnect(self, clients: list[Client]) -> None:

@@ -133,9 +133,13 @@ class Metrics:
             counters.unrouted,
         )
         yield counter(
-            "sbus_routed_messages", "Copies of messages that were meant for a receiver, lost or not.", counters.routed
+            "sbus_routed_messages",
+            "Copies of messages that were meant for a receiver, lost or not.",
+            self._rising("routed", counters.routed),  # it falls if a receiver left before a copy was put into the mail
         )
-        yield counter("sbus_routed_bytes", "Bytes of these copies.", counters.routed_bytes)
+        yield counter(
+            "sbus_routed_bytes", "Bytes of these copies.", self._rising("routed bytes", counters.routed_bytes)
+        )
         mail = registry.scheduler
         delivered = counters.routed - counters.dropped - counters.conflated - waiting.messages - mail.mail_copies
         yield counter(

@@ -9,6 +9,7 @@ from hypothesis import given
 from sbus.fair import Lines
 from sbus.fair.lines import MAIL_NS, MEMBERSHIPS, MOST_BYTES, QUANTUM
 from sbus.routing.route import FIRST_NS, Group
+from tests.support.costs import calls
 from tests.unit.fair.fakes import Machine, Reader, Work
 
 MANY = 1 << 40
@@ -26,6 +27,7 @@ def test_a_receiver_waits_while_mail_is_for_it():
         lines.mail.append(Work(machine, 1, 1))
         lines.expect(group)
     assert [lines.waits(each) for each in "abcd"] == [True, True, True, False]
+    assert [lines.waits(*some) for some in ("da", "ad", "dd")] == [True, True, False]
     lines.settle(all_)
     assert [lines.waits(each) for each in "abcd"] == [True, True, False, False]
     lines.settle(some)
@@ -53,6 +55,7 @@ def test_everybody_waits_for_many_groups(groups, waits):
         lines.expect(Group(None, (number,)))
     assert lines.waits(0)
     assert lines.waits("nobody") is waits
+    assert calls(lines.waits, *range(groups, groups + 99)) == calls(lines.waits, "nobody") <= 3 * MEMBERSHIPS
     lines.mail.clear()
     assert not lines.waits("nobody")
 

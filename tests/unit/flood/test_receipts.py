@@ -518,6 +518,21 @@ def test_latest_is_bounded_by_the_number_of_keys():
     assert len(receiver.drain()) == 100
 
 
+@pytest.mark.parametrize("begin", ["choose", "change the order"])
+def test_latest_reads_what_waits_when_it_is_chosen(begin):
+    """A message costs no more because much waits for its receivers: all of them would read that in one step."""
+    receiver = connection(soft="queue" if begin == "choose" else "latest", order="stack")
+    receiver.stall(*[key(f"k{number}", 0) for number in range(1000)])
+    receiver.set_order(ORDER["queue"])
+    if begin == "choose":
+        receiver.flush(0)
+        receiver.set_strategies(soft=SOFT["latest"])
+    else:
+        receiver.flush(0)
+    assert calls(receiver.publish, key("k7", 1)) < 150
+    assert receiver.queue.conflated == 1
+
+
 def test_choosing_again_and_again_reads_each_message_once():
     """A receiver that flips between its strategies cannot have the server read its backlog again and again."""
     receiver = connection()

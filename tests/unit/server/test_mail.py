@@ -10,7 +10,7 @@ from sbus.fair.lines import QUANTUM
 from sbus.flood import Outcome
 from sbus.routing.route import FIRST_NS
 from sbus.server.asks.last_values import LastValueRule
-from sbus.server.bus.mail import JOINED, LOOK
+from sbus.server.bus.mail import JOINED, LETTER_MEMORY, LOOK
 from sbus.server.core.limits import MAX_REPLIES, Limits
 from tests.support.buses import Bus, HandTurnedBus
 from tests.unit.server.mailboxes import (
@@ -313,6 +313,25 @@ def test_replies_that_wait_in_the_mail_stop_their_client():
     assert (got[0], len(got)) == (message(), 201)
     assert not readers[0].protocol.is_paused
     assert is_clean(bus)
+
+
+@pytest.mark.parametrize("choice", [b"CMSG blocking/soft/discard", b"CMSG order/stack", b"CMSG bundle/on"])
+def test_choices_that_wait_in_the_mail_stop_and_charge_their_client(choice):
+    """A client that chooses on while mail waits is not read past `MAX_REPLIES`, and its user pays for what waits."""
+    bus = Bus()
+    readers, publisher = readers_of(bus), bus.connect(uid=PUBLISHER)
+    client = readers[0].protocol
+    before = client.user.memory
+    publisher.transport.deliver(message())
+    with_mail = client.user.memory
+    readers[0].transport.deliver(*[choice] * 200)
+    assert client.is_paused
+    assert kinds(bus).count("choice") == MAX_REPLIES + 1
+    assert client.user.memory - with_mail == (MAX_REPLIES + 1) * LETTER_MEMORY + client._kept
+    bus.settle()
+    assert not client.is_paused
+    assert is_clean(bus)
+    assert client.user.memory == before
 
 
 def test_a_service_changes_its_user_at_its_place():

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from sbus.fair.lines import MAIL_NS
+from sbus.flood.backlogs import PRICE
 from sbus.protocol.notices import LossReason
 from sbus.server.bus.delivery import account_of
 from sbus.server.bus.handover import OF_OTHERS
-from sbus.server.bus.mail import GAP_GROUPS, LOOK, Gap
+from sbus.server.bus.mail import GAP_GROUPS, LOOK, RUN_MEMORY, Gap
 from tests.support.buses import Bus, HandTurnedBus
 from tests.unit.server.mailboxes import (
     MANY,
@@ -202,7 +203,7 @@ def test_a_user_who_has_left_and_comes_back_still_pays_for_its_mail():
             bus.registry.scheduler.press()
             bus.turn()
         assert len(lines._shares) == 1
-    assert lines.bytes == 64 * 100_006
+    assert lines.bytes == 64 * (100_006 + PRICE) + RUN_MEMORY
 
 
 def test_a_lone_publisher_has_half_of_the_time():

@@ -12,10 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sbus.daemon import values
 from sbus.errors import CloseReason, UsageError
-from sbus.flood.backlogs import RANKED, REPLY
+from sbus.flood.backlogs import PRICE, RANKED, REPLY
 from sbus.protocol.keys import CURRENT
 from sbus.seqpacket.send_buffer import START
 from sbus.server.bus import memory
+from sbus.server.bus.mail import RUN_MEMORY
 from sbus.server.bus.memory import CLIENT_MEMORY, KEPT_PACKET, pattern_memory
 from sbus.server.bus.protocol import BusProtocol
 from sbus.server.core import limits as defaults
@@ -117,7 +118,7 @@ def test_mail_is_charged_to_its_receivers_user():
         first = user.memory - before
         assert 1_006 < first < 2_000
         publisher.transport.deliver(message(b"k", 1_000))  # it joins
-        assert user.memory - before == first + 1_006
+        assert user.memory - before == first + 1_006 + PRICE + RUN_MEMORY
         assert bus.registry.users[UID].memory == of_publisher
         bus.settle()
         assert [len(reader.take()) for reader in readers] == [2] * receivers

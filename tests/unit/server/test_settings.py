@@ -11,6 +11,7 @@ from sbus.protocol import controls
 from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.server.bus.protocol import BusProtocol
 from tests.support.buses import Bus
+from tests.unit.server.mailboxes import message, messages
 
 
 @pytest.mark.parametrize("control", controls.CONTROLS, ids=lambda control: control.key.decode())
@@ -50,6 +51,25 @@ def test_the_newest_of_a_group_is_in_force(group):
         if last.refines:
             fresh.send(*[b"CMSG " + control.key for control in (rows[-2], last)])
         assert client.protocol.settings == fresh.protocol.settings
+
+
+@pytest.mark.parametrize(
+    ("before", "choice", "expected"),
+    [
+        (b"CMSG blocking/soft/queue", b"CMSG blocking/soft/discard", [1]),
+        (b"CMSG blocking/soft/discard", b"CMSG blocking/soft/queue", [2]),
+        (b"CMSG blocking/soft/queue", b"CMSG blocking/soft/error", [1]),
+    ],
+)
+def test_a_choice_concerns_no_earlier_message_of_the_same_batch(before, choice, expected):
+    """A client that publishes to itself and chooses in one batch: what it published before has the earlier choice."""
+    bus = Bus()
+    client = bus.connect()
+    client.send(b"SUB k", before)
+    client.stall()
+    client.send(message(1), choice, *[message(2)] * (choice != b"CMSG blocking/soft/error"))
+    client.drain()
+    assert client.take() == messages(*expected)
 
 
 def test_the_state_of_settings():

@@ -10,6 +10,7 @@ from sbus.protocol.notices import LossReason
 from sbus.server.asks.upstream import FORMER, PATIENCE
 from sbus.server.core.limits import Limits
 from tests.support.buses import Bus, Peer
+from tests.unit.server.mailboxes import PUBLISHER, is_clean, message, readers_of
 
 P = b"!/cred/1/2/3"
 WHOAMI = b"CMSG !/cred/whoami"
@@ -300,6 +301,19 @@ def test_losses_of_all_links_are_counted():
     link_to(bus).send(b"CMSG link/lost\0001 0")
     assert bus.registry.upstream.lost == (6, 4)
     link_to(bus).send(b"CMSG link/lost\0nonsense")
+
+
+def test_what_a_link_has_lost_is_told_after_a_choice_that_waits():
+    """A client whose choice of receipts waits in the mail gets one for what the link loses after that."""
+    bus = Bus()
+    link, publisher = link_to(bus), bus.connect(uid=PUBLISHER)
+    told, *_ = readers_of(bus, b"SUB k")
+    publisher.transport.deliver(message(1))
+    told.transport.deliver(b"CMSG receipts/on")
+    link.transport.deliver(b"CMSG link/gap\0003 30 k")
+    bus.settle()
+    assert told.take() == [message(1), b"CMSG receipts/on\0", b"CMSG lost\0003 30 3 share"]
+    assert is_clean(bus)
 
 
 def test_what_a_link_has_lost_is_told_to_the_receivers_of_the_key():
