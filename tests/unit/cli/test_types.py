@@ -113,7 +113,7 @@ def test_impossible_time_limits(text: str) -> None:
 @pytest.mark.parametrize("text", ["1000000000000001", "11574074075d", "9" * 400])
 def test_long_time_limits(text: str) -> None:
     """A time limit that is too long is refused with the longest one."""
-    with pytest.raises(click.BadParameter, match=r"is not a time above 0 and up to 1e\+15 seconds: write it as 90, 90s"):
+    with pytest.raises(click.BadParameter, match=r"is not a time above 0 and up to 1e\+15 seconds: write it as"):
         SECONDS.convert(text, None, None)
 
 
