@@ -186,9 +186,7 @@ class Bus(BlockingConnection[Subscription]):
         """
         self._hint(pattern)
         self._check_whole()
-        subscription = Subscription(self, callback)
-        if sender:
-            subscription.require_sender()
+        subscription = Subscription(self, callback, requires_sender=sender)
         self._begin(lambda: self.core.subscribe(pattern, subscription, last=last, sender=sender), subscription)
         return subscription
 
