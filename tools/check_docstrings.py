@@ -15,7 +15,7 @@ from docutils.frontend import get_default_settings
 from docutils.parsers.rst import Parser, roles
 from docutils.utils import Reporter, new_document
 
-for role in ("doc", "manpage"):  # those of Sphinx that docstrings have
+for role in ("doc", "manpage", "ref"):  # those of Sphinx that docstrings have
     roles.register_generic_role(role, nodes.literal)
 parser = Parser()
 settings = get_default_settings(Parser)
