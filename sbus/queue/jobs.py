@@ -136,7 +136,6 @@ class Worker:
     :ivar credit: the most jobs that it has at once.
     :ivar size: bytes of its jobs.
     :ivar jobs: by number.
-    :ivar is_alone: whether its job goes alone.
     :ivar is_silent: whether a lease has run out since it last said something. With the fewest jobs, it would get each
         next one.
     """
@@ -147,20 +146,19 @@ class Worker:
     credit: int = 0
     size: int = 0
     jobs: dict[int, Job] = field(default_factory=dict)
-    is_alone: bool = False
     is_silent: bool = False
 
     def has_room(self, most_bytes: float = math.inf) -> bool:
         """Return whether another job may go to it."""
-        return len(self.jobs) < self.credit and self.size < most_bytes and not self.is_alone and not self.is_silent
+        if len(self.jobs) >= self.credit or self.size >= most_bytes or self.is_silent:
+            return False
+        return not self.jobs or next(iter(self.jobs.values())).tries < _ALONE_FROM
 
     def take(self, job: Job) -> None:
         """Take a job; its lease begins when it is sent."""
         job.state, job.worker = "out", self
         self.jobs[job.id] = job
         self.size += job.size
-        if job.tries >= _ALONE_FROM:
-            self.is_alone = True
 
     def build(self) -> bytes:
         """Return all that a store keeps of it beside its name: each job's number and tries."""
@@ -528,7 +526,6 @@ class JobQueue:
             job.worker = None
             if not worker.jobs:
                 self._touched[worker.holder] = worker
-                worker.is_alone = False
                 self._forget_idle(worker)
 
     def _forget_idle(self, worker: Worker) -> None:
