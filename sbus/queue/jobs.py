@@ -165,12 +165,12 @@ class Worker:
         return " ".join([f"{job.id}:{job.tries}" for job in self.jobs.values()]).encode()  # half the time of bytes
 
     def take_stored(self, text: bytes, jobs: Mapping[int, Job]) -> None:
-        """Take its jobs in a store, without those that are done.
+        """Take its jobs in a store, without those that are done or taken.
 
         :raises ValueError: if the text is malformed.
         """
         for id, number in (map(int, word.split(b":")) for word in text.split()):
-            if (job := jobs.get(id)) is not None:
+            if (job := jobs.get(id)) is not None and job.worker is None:
                 job.tries = number
                 self.take(job)
 

@@ -93,7 +93,7 @@ class Store:
         run("PRAGMA synchronous=FULL")
         newest = run("SELECT uid, slot, max(job) FROM known GROUP BY uid")
         self._slots: dict[int, int] = {uid: slot for uid, slot, _ in newest}
-        self._rows: dict[bytes, int] = dict(run("SELECT holder, id FROM batch"))
+        self._rows: dict[bytes, int] = dict(run("SELECT holder, id FROM batch ORDER BY id"))
         self._next_row = count(max(self._rows.values(), default=0) + 1)
 
     def close(self) -> None:
@@ -116,7 +116,8 @@ class Store:
                 raise sqlite3.DatabaseError(problem.replace("\n", " "))
             jobs = {row[0]: Job.parse(*row) for row in run("SELECT id, head, length(payload) FROM job")}
             workers: dict[bytes, Worker] = {}
-            for holder, text in run("SELECT holder, jobs FROM batch"):
+            # Stores of before have several rows of a worker.
+            for holder, text in run("SELECT holder, jobs FROM batch ORDER BY id DESC"):
                 workers.setdefault(holder, Worker(holder)).take_stored(text, jobs)
             with suppress(sqlite3.OperationalError):  # the disk is full; rows without jobs do no harm
                 self.write(Changes(workers=[worker for worker in workers.values() if not worker.jobs]), 0.0)

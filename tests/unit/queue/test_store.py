@@ -100,6 +100,19 @@ def test_workers_last(store: Store) -> None:
     store.close()
 
 
+def test_several_rows_of_a_worker(store: Store) -> None:
+    """A store that has several rows of a worker is read as one that has them together; the newest row counts."""
+    store.write(Changes([job(id) for id in (1, 2, 3)]), 0.0)
+    rows = [(1, b"w", b"1:1 2:1"), (2, b"w", b"2:2 3:1")]
+    store._db.executemany("INSERT INTO batch VALUES (?, ?, ?)", rows)
+    store = again(store)
+    jobs = store.jobs()
+    assert [(each.holder, each.tries) for each in jobs] == [(b"w", 1), (b"w", 2), (b"w", 1)]
+    assert jobs[0].worker is not None
+    assert jobs[0].worker.size == sum(each.size for each in jobs)
+    store.close()
+
+
 def test_each_transaction_is_synced(store: Store) -> None:
     """What is confirmed outlives a power failure: SQLite syncs the file with each transaction (FULL)."""
     assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)
