@@ -1,7 +1,7 @@
 """The jobs of one job queue: which worker gets which job, and when.
 
 Pure decisions: the caller passes the time, makes `JobQueue.take_changes` durable, and then sends what
-`JobQueue.advance` has handed out (`JobQueue.begin_leases`). Each job that is not done has a state:
+`JobQueue.advance` has handed out (`JobQueue.sent`). Each job that is not done has a state:
 
 ===========  ============================================================================================
 *waiting*    behind an earlier job of its key, which is under way (``ordered=key`` alone)
@@ -13,7 +13,8 @@ Pure decisions: the caller passes the time, makes `JobQueue.take_changes` durabl
 
 The number of a job that an operator has deleted stays in its heap, and costs its user no turn.
 
-The store notes the jobs of a worker in one row, instead of the worker in the row of each job.
+The jobs that a worker gets in one turn are a *batch*. The store notes their worker in one row, instead of once for each
+job.
 
 *Bytes.* A worker has jobs up to its credit, and up to its part of `_MOST_BYTES_OUT`, or one job. So the jobs of a
 worker that does not read fit its queue on the bus, which would drop the rest.
@@ -34,7 +35,7 @@ from typing import NamedTuple, Self
 
 from sbus.client.queues import REASONS
 
-__all__ = ["MOST_DELIVERIES", "STATES", "Changes", "Job", "JobQueue", "Settings", "Worker"]
+__all__ = ["MOST_DELIVERIES", "STATES", "Batch", "Changes", "Job", "JobQueue", "Settings"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1, 300
 """Seconds after a first failure, which double with each further one, and their limit; no floats, which end at 2¹⁰²³."""
@@ -85,7 +86,7 @@ class Job:
     :ivar ident: the ID that its publisher has given a new job, against doubles.
     :ivar tries: the deliveries that count.
     :ivar reason: why it is dead, or nothing.
-    :ivar worker: the worker that has it, or None.
+    :ivar batch: the one that it is out with; else None.
     :ivar until: the end of its lease, once it was sent.
     :ivar state: one of `STATES`.
     """
@@ -100,17 +101,17 @@ class Job:
     ident: bytes = b""
     tries: int = 0
     reason: str = ""
-    worker: Worker | None = None
+    batch: Batch | None = None
     until: float = 0.0
     state: str = "ready"
 
     @property
     def holder(self) -> bytes:
-        """The name of the worker that has it, or nothing."""
-        return b"" if self.worker is None else self.worker.holder
+        """The worker that has it, or nothing."""
+        return b"" if self.batch is None else self.batch.holder
 
     def head(self) -> bytes:
-        """Return all that a store keeps of it beside its number, its payload and its worker."""
+        """Return all that a store keeps of it beside its number, its payload and its batch."""
         form = b"%d %r %d\0%b\0%b\0%b"
         return form % (self.tries, self.due, self.uid, self.sender, self.key, self.reason.encode())
 
@@ -127,6 +128,38 @@ class Job:
 
 
 @dataclass(slots=True, eq=False)
+class Batch:
+    """The jobs that a worker got in one turn.
+
+    :ivar holder: the worker.
+    :ivar jobs: those that it still has, by number.
+    """
+
+    id: int
+    holder: bytes
+    jobs: dict[int, Job] = field(default_factory=dict)
+
+    def add(self, job: Job) -> None:
+        """Add a job."""
+        self.jobs[job.id] = job
+        job.batch = self
+
+    def build(self) -> bytes:
+        """Return all that a store keeps of it beside its number and its worker: each job's number and tries."""
+        return b" ".join([b"%d:%d" % (job.id, job.tries) for job in self.jobs.values()])
+
+    def add_stored(self, text: bytes, jobs: Mapping[int, Job]) -> None:
+        """Add the jobs in a store, without those that are done.
+
+        :raises ValueError: if the text is malformed.
+        """
+        for id, number in (map(int, word.split(b":")) for word in text.split()):
+            if (job := jobs.get(id)) is not None:
+                job.tries = number
+                self.add(job)
+
+
+@dataclass(slots=True, eq=False)
 class Worker:
     """A worker, and the jobs that it has.
 
@@ -136,6 +169,7 @@ class Worker:
     :ivar credit: the most jobs that it has at once.
     :ivar size: bytes of its jobs.
     :ivar jobs: by number.
+    :ivar is_alone: whether its job goes alone.
     :ivar is_silent: whether a lease has run out since it last said something. With the fewest jobs, it would get each
         next one.
     """
@@ -146,33 +180,20 @@ class Worker:
     credit: int = 0
     size: int = 0
     jobs: dict[int, Job] = field(default_factory=dict)
+    is_alone: bool = False
     is_silent: bool = False
 
     def has_room(self, most_bytes: float = math.inf) -> bool:
         """Return whether another job may go to it."""
-        if len(self.jobs) >= self.credit or self.size >= most_bytes or self.is_silent:
-            return False
-        return not self.jobs or next(iter(self.jobs.values())).tries < _ALONE_FROM
+        return len(self.jobs) < self.credit and self.size < most_bytes and not self.is_alone and not self.is_silent
 
     def take(self, job: Job) -> None:
         """Take a job; its lease begins when it is sent."""
-        job.state, job.worker = "out", self
+        job.state = "out"
         self.jobs[job.id] = job
         self.size += job.size
-
-    def build(self) -> bytes:
-        """Return all that a store keeps of it beside its name: each job's number and tries."""
-        return " ".join([f"{job.id}:{job.tries}" for job in self.jobs.values()]).encode()  # half the time of bytes
-
-    def take_stored(self, text: bytes, jobs: Mapping[int, Job]) -> None:
-        """Take its jobs in a store, without those that are done or taken.
-
-        :raises ValueError: if the text is malformed.
-        """
-        for id, number in (map(int, word.split(b":")) for word in text.split()):
-            if (job := jobs.get(id)) is not None and job.worker is None:
-                job.tries = number
-                self.take(job)
+        if job.tries >= _ALONE_FROM:
+            self.is_alone = True
 
 
 @dataclass(slots=True, eq=False)
@@ -197,19 +218,21 @@ class Changes(NamedTuple):
     :ivar new: jobs to add.
     :ivar changed: jobs whose heads have changed.
     :ivar gone: IDs of jobs to delete.
-    :ivar workers: those that have got a job, or from which one has come back, or which have none left.
+    :ivar batches: batches to write: new ones, and those that a job has come back from.
+    :ivar over: IDs of batches to delete, whose jobs have all left them.
     """
 
     new: Sequence[Job] = ()
     changed: Sequence[Job] = ()
     gone: Sequence[int] = ()
-    workers: Sequence[Worker] = ()
+    batches: Sequence[Batch] = ()
+    over: Sequence[int] = ()
 
 
 class JobQueue:
     """The jobs of one queue; see above.
 
-    :param jobs: the jobs in the store. The leases of those that are out begin anew.
+    :param jobs: the jobs in the store. The leases of those in a batch begin anew.
     :param next_id: the ID of the next new job.
     :ivar jobs: all jobs by ID.
     :ivar workers: by holder, with those that had jobs before the service was started.
@@ -227,7 +250,9 @@ class JobQueue:
         self._new: list[Job] = []
         self._changed: dict[int, Job] = {}
         self._gone: list[int] = []
-        self._touched: dict[bytes, Worker] = {}  # whose rows in the store change
+        self._batches: dict[int, Batch] = {}
+        self._over: list[int] = []
+        self._next_batch = 1
         self._users: defaultdict[int, User] = defaultdict(User)
         self._turns: deque[User] = deque()  # those that have jobs in their heaps
         self._first: dict[bytes, Job] = {}  # of each key, the job that is under way
@@ -236,7 +261,7 @@ class JobQueue:
         self._aside: Counter[str] = Counter()  # jobs that are neither ready nor out, by state
         self._leases: OrderedDict[int, Job] = OrderedDict()  # jobs that were sent, in the order in which leases end
         # What was out or has failed is under way, before earlier jobs that were delayed.
-        for job in sorted(jobs, key=lambda job: (not job.worker, not job.tries, job.id)):
+        for job in sorted(jobs, key=lambda job: (not job.batch, not job.tries, job.id)):
             if job.due <= now:
                 job.due = 0.0  # its delay was over before: it comes before later jobs of its key
             elif job.tries:
@@ -249,11 +274,12 @@ class JobQueue:
         user = self._users[job.uid]
         user.jobs += 1
         user.size += job.size + len(job.reason.encode())
-        if job.worker is not None:
+        if job.batch is not None:
             if self.settings.is_ordered:
                 self._join_line(job)
-            self.workers[job.holder] = job.worker
-            self.begin_leases([job], now)
+            self._next_batch = max(self._next_batch, job.batch.id + 1)
+            self.workers.setdefault(job.holder, Worker(job.holder)).take(job)
+            self._begin_leases([job], now)
         else:
             self._place(job)
 
@@ -323,7 +349,7 @@ class JobQueue:
     def renew(self, job: Job, now: float) -> None:
         """Begin a lease anew, if the job was sent."""
         if self._leases.pop(job.id, None) is not None:
-            self.begin_leases([job], now)
+            self._begin_leases([job], now)
 
     def nack(self, job: Job, reason: str, why: str, now: float) -> None:
         """Take a job back.
@@ -384,8 +410,8 @@ class JobQueue:
 
     # --- time --------------------------------------------------------------------------------
 
-    def advance(self, now: float) -> dict[Worker, list[Job]]:
-        """Do the work that is due, hand out jobs as far as workers have room, and return these by worker."""
+    def advance(self, now: float) -> list[Batch]:
+        """Do the work that is due, hand out jobs as far as workers have room, and return these."""
         while self._delayed and self._delayed[0][0] <= now:
             due, id = heappop(self._delayed)
             job = self.jobs.get(id)
@@ -396,12 +422,16 @@ class JobQueue:
             self.events["expired"] += 1
             self.workers[late.holder].is_silent = True
             self._lose(late, "the lease ran out")
-        handed = self._hand_out() if self._turns else {}
-        self.events["delivered"] += sum(map(len, handed.values()))
+        handed = self._hand_out() if self._turns else []
+        self.events["delivered"] += sum(len(batch.jobs) for batch in handed)
         return handed
 
-    def begin_leases(self, jobs: Iterable[Job], now: float) -> None:
+    def sent(self, batches: list[Batch], now: float) -> None:
         """Begin the leases of the jobs that go to their workers now: the disk may have taken long."""
+        for batch in batches:
+            self._begin_leases(batch.jobs.values(), now)
+
+    def _begin_leases(self, jobs: Iterable[Job], now: float) -> None:
         until = now + self.settings.lease
         for job in jobs:
             job.until = until
@@ -422,13 +452,13 @@ class JobQueue:
                 job.due += seconds
         self._delayed = sorted((job.due, job.id) for job in delayed)
 
-    def _hand_out(self) -> dict[Worker, list[Job]]:
+    def _hand_out(self) -> list[Batch]:
         most_bytes = min(_MOST_BYTES_EACH, _MOST_BYTES_OUT // max(1, len(self.workers)))
         free = [worker for worker in self.workers.values() if worker.has_room(most_bytes)]
         loads = [(len(worker.jobs), number, worker) for number, worker in enumerate(free)]
         heapify(loads)
         turns = self._turns
-        handed: dict[Worker, list[Job]] = {}
+        batches: dict[bytes, Batch] = {}
         passed: list[User] = []
         left = MOST_DELIVERIES
         is_kept = False
@@ -453,23 +483,30 @@ class JobQueue:
                 turns.append(user)
             job.tries += 1
             worker.take(job)
-            handed.setdefault(worker, []).append(job)
+            batch = batches.get(worker.holder)
+            if batch is None:
+                batch = batches[worker.holder] = Batch(self._next_batch, worker.holder)
+                self._batches[batch.id] = batch
+                self._next_batch += 1
+            batch.add(job)
             left -= 1
             if worker.has_room(most_bytes):
                 heapreplace(loads, (load + 1, number, worker))
             else:
                 heappop(loads)
         turns.extendleft(reversed(passed))
-        self._touched |= {worker.holder: worker for worker in handed}
-        return handed
+        return list(batches.values())
 
     # --- changes -----------------------------------------------------------------------------
 
     def take_changes(self) -> Changes:
         """Return the changes since the last call."""
+        batches, over = list(self._batches.values()), []
+        if batches:  # else one page more would be synced; a batch whose jobs are all gone does no harm
+            over, self._over = self._over, []
         self.events["put"] += len(self._new)
-        changes = Changes(self._new, list(self._changed.values()), self._gone, list(self._touched.values()))
-        self._new, self._changed, self._gone, self._touched = [], {}, [], {}
+        changes = Changes(self._new, list(self._changed.values()), self._gone, batches, over)
+        self._new, self._changed, self._gone, self._batches = [], {}, [], {}
         return changes
 
     # --- transitions -------------------------------------------------------------------------
@@ -508,7 +545,7 @@ class JobQueue:
             line = self._behind.pop(job.key, None)
             while line and job.key not in self._first:
                 following = line.popleft()
-                if following.worker is not None:  # two were out at a start
+                if following.batch is not None:  # two were out at a start
                     self._first[job.key] = following
                 elif following.id in self.jobs and not following.reason:
                     self._place(following)
@@ -518,14 +555,17 @@ class JobQueue:
     def _take_back(self, jobs: Iterable[Job]) -> None:
         """Take jobs from their workers, if they are out."""
         for job in jobs:
-            if (worker := job.worker) is None:
+            if (batch := job.batch) is None:
                 continue
-            del worker.jobs[job.id]
+            worker = self.workers[batch.holder]
+            del worker.jobs[job.id], batch.jobs[job.id]
             self._leases.pop(job.id, None)
             worker.size -= job.size
-            job.worker = None
+            job.batch = None
+            if not batch.jobs:
+                self._over.append(batch.id)
             if not worker.jobs:
-                self._touched[worker.holder] = worker
+                worker.is_alone = False
                 self._forget_idle(worker)
 
     def _forget_idle(self, worker: Worker) -> None:
@@ -547,8 +587,8 @@ class JobQueue:
 
     def _return(self, job: Job, *, death: str = "", due: float = 0.0) -> None:
         """Take a job back; `death` is the reason why it is dead."""
-        if job.worker is not None:
-            self._touched[job.holder] = job.worker
+        if job.batch is not None:
+            self._batches[job.batch.id] = job.batch
         self._take_back([job])
         self._changed[job.id] = job
         job.due, job.reason = due, death

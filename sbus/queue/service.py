@@ -37,7 +37,7 @@ from sbus.daemon.service import Service
 from sbus.errors import NobodyListens, NotAllowed, QueueError, RequestFailed, SbusError, TimedOut, UsageError
 from sbus.protocol.explain import hints
 from sbus.protocol.packets import MSG, UNSUB, build
-from sbus.queue.jobs import MOST_DELIVERIES, Changes, Job, JobQueue, Settings, Worker
+from sbus.queue.jobs import MOST_DELIVERIES, Batch, Changes, Job, JobQueue, Settings
 from sbus.queue.store import Store
 from sbus.queue.turns import Turns
 from sbus.queue.vigils import Vigils
@@ -382,8 +382,8 @@ class QueueService(Service):
     async def _turn(self) -> None:
         jobs = self.jobs
         now = self._now()
-        by_worker = jobs.advance(now)
-        handed = [job for each in by_worker.values() for job in each]
+        batches = jobs.advance(now)
+        handed = [job for batch in batches for job in batch.jobs.values()]
         died, jobs.died = jobs.died, []
         answers, self._answers = self._answers, []
         missing = [job for job in (*handed, *died) if job.payload is None]
@@ -396,8 +396,8 @@ class QueueService(Service):
         if answers:
             with suppress(SbusError):
                 self._intake._reply(answers)
-        jobs.begin_leases([job for job in handed if job.worker is not None], self._now())
-        self._send(by_worker, died)
+        jobs.sent(batches, self._now())
+        self._send(batches, died)
         is_short = len(jobs.jobs) <= _FEW_JOBS  # then most jobs go out with one of the next turns
         for job in (*changes.new, *handed, *died):
             if job.state != "ready" or job.size > _SMALL_JOB or not is_short:
@@ -465,22 +465,21 @@ class QueueService(Service):
         if self._jobs_in and self._room is None:
             self._intake.resume_for(self._jobs_in[0])
 
-    def _send(self, handed: dict[Worker, list[Job]], died: list[Job]) -> None:
+    def _send(self, batches: list[Batch], died: list[Job]) -> None:
         packets: list[bytes] = []
         lease, longest = b"%.17g" % self.settings.lease, self._floor.core.max_packet
-        for worker, jobs in handed.items():
-            place = build(MSG, _inbox(worker.holder), b"")
-            for job in jobs:
-                if job.worker is None:
-                    continue  # it was given back while the store was away
-                assert job.payload is not None
-                packet = place + build_job(worker.round, job.id, job.tries, lease, job.sender, job.key, job.payload)
-                if len(packet) <= longest:
-                    packets.append(packet)
-                    continue
-                why = f"no packet of this bus holds it: raise --max-packet above {longest:,} bytes, then retry it"
-                self.jobs.nack(job, "poison", why, self._now())
-                self._turns.begin()
+        for batch in batches:
+            if batch.jobs:  # else they were given back while the store was away
+                round, place = self.jobs.workers[batch.holder].round, build(MSG, _inbox(batch.holder), b"")
+                for job in list(batch.jobs.values()):
+                    assert job.payload is not None
+                    packet = place + build_job(round, job.id, job.tries, lease, job.sender, job.key, job.payload)
+                    if len(packet) <= longest:
+                        packets.append(packet)
+                        continue
+                    why = f"no packet of this bus holds it: raise --max-packet above {longest:,} bytes, then retry it"
+                    self.jobs.nack(job, "poison", why, self._now())
+                    self._turns.begin()
         for job in died:
             if not job.reason:
                 continue  # an operator was faster: it lives again

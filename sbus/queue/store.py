@@ -3,8 +3,8 @@
 One transaction takes all changes of a turn (WAL, ``synchronous=FULL``: one sync). A transaction that fails has changed
 nothing, and can be repeated. flock(2) holds the lock: SQLite's own locks end when any descriptor of the file is closed.
 
-The row of a worker in the table ``batch`` is written before jobs are sent to it, and again when one of them comes back.
-Once all have left the worker, its row is deleted.
+The row of a batch is written before its jobs are sent, and again when one of them comes back. Once all have left it, it
+is deleted with the next write of a batch.
 
 An ack needs room before it frees some. So new jobs leave a reserve: otherwise a disk full of jobs would stay full.
 
@@ -20,11 +20,10 @@ import os
 import sqlite3
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import count
 from typing import Any
 
 from sbus.errors import QueueError
-from sbus.queue.jobs import Changes, Job, Worker
+from sbus.queue.jobs import Batch, Changes, Job
 
 __all__ = ["KNOWN_SECONDS", "Store"]
 
@@ -93,8 +92,6 @@ class Store:
         run("PRAGMA synchronous=FULL")
         newest = run("SELECT uid, slot, max(job) FROM known GROUP BY uid")
         self._slots: dict[int, int] = {uid: slot for uid, slot, _ in newest}
-        self._rows: dict[bytes, int] = dict(run("SELECT holder, id FROM batch ORDER BY id"))
-        self._next_row = count(max(self._rows.values(), default=0) + 1)
 
     def close(self) -> None:
         """Close the file."""
@@ -105,7 +102,7 @@ class Store:
             self._lock = -1
 
     def jobs(self) -> list[Job]:
-        """Return all jobs, without their payloads, and with their workers.
+        """Return all jobs, without their payloads, and with their batches.
 
         :raises QueueError: if the file is broken.
         """
@@ -115,12 +112,12 @@ class Store:
             if problem != "ok":
                 raise sqlite3.DatabaseError(problem.replace("\n", " "))
             jobs = {row[0]: Job.parse(*row) for row in run("SELECT id, head, length(payload) FROM job")}
-            workers: dict[bytes, Worker] = {}
-            # Stores of before have several rows of a worker.
-            for holder, text in run("SELECT holder, jobs FROM batch ORDER BY id DESC"):
-                workers.setdefault(holder, Worker(holder)).take_stored(text, jobs)
-            with suppress(sqlite3.OperationalError):  # the disk is full; rows without jobs do no harm
-                self.write(Changes(workers=[worker for worker in workers.values() if not worker.jobs]), 0.0)
+            batches = []
+            for id, holder, text in run("SELECT id, holder, jobs FROM batch"):
+                batches.append(Batch(id, holder))
+                batches[-1].add_stored(text, jobs)
+            with suppress(sqlite3.OperationalError):  # the disk is full; empty batches do no harm
+                self.write(Changes(over=[batch.id for batch in batches if not batch.jobs]), 0.0)
             return list(jobs.values())
         except (sqlite3.Error, ValueError) as e:
             raise QueueError(f"{self.path}: {_explain(self.path, e)}") from None
@@ -152,16 +149,10 @@ class Store:
             many("INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?)", known)
             many("UPDATE job SET head=? WHERE id=?", [(job.head(), job.id) for job in changes.changed])
             many("DELETE FROM job WHERE id=?", [(id,) for id in changes.gone])
-            rows = [(self._row(worker), worker.holder, worker.build()) for worker in changes.workers if worker.jobs]
-            many("INSERT OR REPLACE INTO batch VALUES (?, ?, ?)", rows)
-            idle = [worker for worker in changes.workers if not worker.jobs]
-            many("DELETE FROM batch WHERE id=?", [(self._row(worker),) for worker in idle])
+            batches = [(batch.id, batch.holder, batch.build()) for batch in changes.batches]
+            many("INSERT OR REPLACE INTO batch VALUES (?, ?, ?)", batches)
+            many("DELETE FROM batch WHERE id=?", [(id,) for id in changes.over])
         self._slots = slots
-        for worker in idle:
-            del self._rows[worker.holder]
-
-    def _row(self, worker: Worker) -> int:
-        return self._rows.setdefault(worker.holder, next(self._next_row))
 
     def check_room(self) -> None:
         """Check that the disk has room for new jobs.

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sbus.queue.jobs import MOST_DELIVERIES, STATES, Changes, Job, JobQueue, Settings, Worker
+from sbus.queue.jobs import MOST_DELIVERIES, STATES, Batch, Changes, Job, JobQueue, Settings
 from tests.support.examples import examples
 
 
@@ -30,9 +30,9 @@ def put(queue: JobQueue, key: bytes, payload: bytes, uid: int = -1, due: float =
 
 def advance(queue: JobQueue, now: float) -> list[Job]:
     """The jobs that are handed out and sent now."""
-    handed = [job for jobs in queue.advance(now).values() for job in jobs]
-    queue.begin_leases(handed, now)
-    return handed
+    batches = queue.advance(now)
+    queue.sent(batches, now)
+    return [job for batch in batches for job in batch.jobs.values()]
 
 
 def ids(handed: list[Job]) -> list[int]:
@@ -351,7 +351,7 @@ def test_what_was_under_way_is_first_after_a_start() -> None:
     for holder in (b"", b"w"):
         jobs = [Job(1, b"k", b"0 -", 1, 1), Job(2, b"k", b"0 -", 1, 1, tries=1)]
         if holder:
-            Worker(holder).take(jobs[1])
+            Batch(1, holder).add(jobs[1])
         JobQueue(Settings(is_ordered=True), jobs, 3)
         assert [job.state for job in jobs] == ["waiting", "out" if holder else "ready"]
 
@@ -360,10 +360,10 @@ def test_a_lease_begins_when_the_job_is_sent() -> None:
     """A disk that refuses for longer than a lease costs the worker nothing of it, nor a job its tries."""
     queue = queue_with(2, lease=30.0, deliveries=1)
     first, second = put(queue, b"k", b""), put(queue, b"k", b"")
-    [handed] = queue.advance(0.0).values()
+    batches = queue.advance(0.0)
     assert not queue.advance(100.0)
     queue.renew(first, 100.0)
-    queue.begin_leases(handed, 200.0)
+    queue.sent(batches, 200.0)
     assert [job.until for job in (first, second)] == [230.0, 230.0]
     assert queue.next_time() == 230.0
     advance(queue, 231.0)
@@ -397,7 +397,7 @@ def test_a_dead_job_holds_up_no_others_of_its_key() -> None:
     """Jobs of a key that were out without ordered=key may end in any order after a start with it."""
     jobs = [Job(id, b"k", b"0 -", 1, 1, tries=id < 3) for id in (1, 2, 3)]
     for job in jobs[:2]:
-        Worker(b"%d" % job.id).take(job)
+        Batch(job.id, b"%d" % job.id).add(job)
     queue = JobQueue(Settings(is_ordered=True), jobs, 4)
     queue.nack(jobs[1], "poison", "", 0.0)
     queue.ack(jobs[:1])
@@ -408,7 +408,7 @@ def test_a_job_that_is_out_is_not_given_to_a_second_worker() -> None:
     """Nor when a job of its key that was out with it, before a start with ordered=key, is done."""
     jobs = [Job(id, b"k", b"0 -", 1, 1, tries=id < 3) for id in (1, 2, 3)]
     for job in jobs[:2]:
-        Worker(b"%d" % job.id).take(job)
+        Batch(job.id, b"%d" % job.id).add(job)
     queue = JobQueue(Settings(is_ordered=True), jobs, 4)
     queue.ready(b"w", 0, 1, 10, {})
     queue.ack(jobs[:1])
@@ -460,7 +460,7 @@ class Machine(RuleBasedStateMachine):
     """A queue beside a naive model of its promises.
 
     :ivar disk: what the store has of jobs.
-    :ivar workers: what it has of workers.
+    :ivar batches: what it has of batches.
     :ivar hold: for each worker that is connected, the jobs that it has, with the delivery.
     :ivar open: jobs that were put and not done.
     """
@@ -471,7 +471,7 @@ class Machine(RuleBasedStateMachine):
         self.queue = JobQueue(self.chosen)
         self.now = 1000.0
         self.disk: dict[int, bytes] = {}
-        self.workers: dict[bytes, bytes] = {}
+        self.batches: dict[int, tuple[bytes, bytes]] = {}
         self.next_id = 1
         self.hold: dict[bytes, dict[int, int]] = {}
         self.credit: dict[bytes, int] = {}
@@ -488,8 +488,10 @@ class Machine(RuleBasedStateMachine):
             self.disk[job.id] = job.head()
         for id in changes.gone:
             self.disk.pop(id, None)
-        for worker in changes.workers:
-            self.workers[worker.holder] = worker.build()
+        for batch in changes.batches:
+            self.batches[batch.id] = batch.holder, batch.build()
+        for id in changes.over:
+            self.batches.pop(id, None)
         return changes
 
     @rule()
@@ -598,8 +600,8 @@ class Machine(RuleBasedStateMachine):
         """Start the service again: from the disk, with the same workers, some of which have died meanwhile."""
         self.save()
         stored = {id: Job.parse(id, head, 0) for id, head in self.disk.items()}
-        for holder, text in self.workers.items():
-            Worker(holder).take_stored(text, stored)
+        for id, (holder, tries) in self.batches.items():
+            Batch(id, holder).add_stored(tries, stored)
         self.queue = JobQueue(self.chosen, stored.values(), self.next_id, self.now)
         for token in list(self.hold):
             self.announce(token, self.credit[token])

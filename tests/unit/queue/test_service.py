@@ -539,13 +539,13 @@ def test_the_clock_is_set_back_at_the_end_of_a_turn(tmp_path: Path) -> None:
         jobs: Any = served.service.jobs
         served.say(b"ready", b"1 1")
         served.put(1)
-        sent = jobs.begin_leases
+        sent = jobs.sent
 
         def set_back(*args: Any) -> None:
             sent(*args)
             served.ahead -= 7200.0
 
-        jobs.begin_leases = set_back
+        jobs.sent = set_back
         served.clock.advance(0)
         served.clock.advance(29.9)
         assert jobs.events["expired"] == 0

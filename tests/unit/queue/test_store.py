@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbus.errors import QueueError
-from sbus.queue.jobs import Changes, Job, Worker
+from sbus.queue.jobs import Batch, Changes, Job
 from sbus.queue.store import Store
 from tests.support.disks import filled, mounted
 from tests.support.examples import examples
@@ -80,36 +80,23 @@ def test_any_number_of_jobs(data: st.DataObject) -> None:
         assert {each.id for each in store.jobs()} == {*left, count + 1}
 
 
-def test_workers_last(store: Store) -> None:
-    """Jobs are at their workers after the next start, with their tries, without those that are done."""
+def test_batches_last(store: Store) -> None:
+    """Jobs are in their batches after the next start, with their tries, without those that are done."""
     jobs = [job(id, tries=id) for id in range(1, 6)]
-    workers = [Worker(b"v"), Worker(b"w")]
-    for each, worker in zip(jobs, (0, 0, 1, 1), strict=False):
-        workers[worker].take(each)
-    store.write(Changes([job(id) for id in range(1, 6)], workers=workers), 0.0)
+    batches = [Batch(1, b"v"), Batch(2, b"w")]
+    for each, batch in zip(jobs, (0, 0, 1, 1), strict=False):
+        batches[batch].add(each)
+    store.write(Changes([job(id) for id in range(1, 6)], batches=batches), 0.0)
     store = again(store)
     found = [(each.holder, each.tries) for each in store.jobs()]
     assert found == [(b"v", 1), (b"v", 2), (b"w", 3), (b"w", 4), (b"", 0)]
-    store.write(Changes(gone=[3], workers=[Worker(b"v")]), 0.0)
+    store.write(Changes(gone=[3], over=[1]), 0.0)
     store = again(store)
     assert {each.id: each.holder for each in store.jobs()} == {1: b"", 2: b"", 4: b"w", 5: b""}
     store.write(Changes(gone=[4]), 0.0)
     store = again(store)
     assert len(store.jobs()) == 3
     assert store._db.execute("SELECT count(*) FROM batch").fetchone() == (0,)  # the start forgets those without jobs
-    store.close()
-
-
-def test_several_rows_of_a_worker(store: Store) -> None:
-    """A store that has several rows of a worker is read as one that has them together; the newest row counts."""
-    store.write(Changes([job(id) for id in (1, 2, 3)]), 0.0)
-    rows = [(1, b"w", b"1:1 2:1"), (2, b"w", b"2:2 3:1")]
-    store._db.executemany("INSERT INTO batch VALUES (?, ?, ?)", rows)
-    store = again(store)
-    jobs = store.jobs()
-    assert [(each.holder, each.tries) for each in jobs] == [(b"w", 1), (b"w", 2), (b"w", 1)]
-    assert jobs[0].worker is not None
-    assert jobs[0].worker.size == sum(each.size for each in jobs)
     store.close()
 
 
@@ -206,10 +193,10 @@ def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
 def test_a_start_on_a_full_disk(tmp_path: Path) -> None:
     """The jobs can be read, although nothing can be tidied up."""
     with mounted(tmp_path / "disk", "2m") as disk:
-        worker = Worker(b"w")
-        worker.take(job(7))
+        batch = Batch(1, b"w")
+        batch.add(job(7))
         store = Store(str(disk / "store"))
-        store.write(Changes([job(7), job(8)], workers=[worker]), 0.0)
+        store.write(Changes([job(7), job(8)], batches=[batch]), 0.0)
         store.write(Changes(gone=[7]), 0.0)
         store.close()
         store = Store(store.path)
