@@ -111,6 +111,7 @@ lint: $(ready)-test $(ready)-lint
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	tools/check-examples
+	.venv/bin/python tools/check_docstrings.py
 	.venv/bin/lint-imports --no-cache --no-logo
 	.venv/bin/towncrier build --draft --version next >/dev/null
 	@if git rev-parse --quiet --verify '$(BASE)^{commit}' >/dev/null 2>&1; then \

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from sbus.daemon.moments import moment
-from sbus.daemon.values import duration, mode, size
+from sbus.daemon.values import LONGEST, mode, seconds, size
 from sbus.errors import UsageError
 from sbus.ownership import check_file_mode
 
@@ -66,38 +66,31 @@ class Duration(click.ParamType[float]):
 
     name = "time"
 
-    def __init__(self, minimum: float = 0.0, maximum: float = math.inf) -> None:
+    def __init__(self, minimum: float = 0.0, maximum: float = LONGEST) -> None:
         self.minimum = minimum
         self.maximum = maximum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
             return value
-        seconds = _parse(value)
-        if not self.minimum <= seconds <= self.maximum:
+        time = seconds(value)
+        if not self.minimum <= time <= self.maximum:
             limits = f" of {self.minimum:g} seconds or more" if self.minimum else ""
-            if self.maximum < math.inf:
+            if time > self.maximum or self.maximum < LONGEST:
                 limits = f" from {self.minimum:g} to {self.maximum:g} seconds"
             self.fail(f"{value!r}: give a time{limits}, such as 500ms, 1s, 15m, 1h or 7d", param, ctx)
-        return seconds
-
-
-def _parse(text: str) -> float:
-    """Return a time in seconds, or -1 if the text is none."""
-    try:
-        return duration("time")(text)
-    except UsageError:
-        return -1.0
+        return time
 
 
 class _TimeLimit(Duration):
     """A time above 0; plain numbers are seconds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds = value if isinstance(value, float) else _parse(value)
-        if not seconds > 0:
-            self.fail(f"{value!r} is not a time above 0: write it as 90, 90s, 1.5m or 500ms", param, ctx)
-        return seconds
+        time = value if isinstance(value, float) else seconds(value)
+        if not 0 < time <= LONGEST:
+            most = f" and up to {LONGEST:g} seconds" if time > LONGEST else ""
+            self.fail(f"{value!r} is not a time above 0{most}: write it as 90, 90s, 1.5m or 500ms", param, ctx)
+        return time
 
 
 SECONDS = _TimeLimit()

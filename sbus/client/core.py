@@ -46,7 +46,7 @@ from sbus.client.agreement import Agreement, PacketLimit, is_limit
 from sbus.client.arguments import as_bytes, check_callback, check_payload
 from sbus.client.choices import Choices
 from sbus.client.denials import Denial
-from sbus.client.dispatch import Batch, Dispatcher, Message, Sink, Waiter
+from sbus.client.dispatch import Batch, Dispatcher, Message, Sink, Waiter, only_named
 from sbus.client.extensions import Extensions
 from sbus.client.losses import Lost, lost_of
 from sbus.client.payloads import Arena, Buffer, Outgoing, flat
@@ -165,7 +165,7 @@ class ClientCore:
         self.bundle_limit = 0
         self.max_packet = max_packet
         self.packet_limit = PacketLimit(max_packet)
-        self.payloads = Agreement(payloads and dialect.control, self._payloads_settled)
+        self.payloads = Agreement(payloads and dialect.control, self._settled)
         self.on_settled: Callable[[], object] = lambda: None
         self.longest_plain = 0  # bytes of the longest packet of a message that needs no closer look
         self._make_room = make_room
@@ -299,7 +299,7 @@ class ClientCore:
         """Subscribe a sink to a pattern.
 
         :param last: ask for the last values of matching keys too.
-        :param sender: ask who published each message, on this connection and on later ones.
+        :param sender: take only messages whose sender is known; ask for senders, on this connection and on later ones.
         :returns: the packets to send; without `last` and `sender`, none if another sink has the same pattern.
         :raises InvalidKey: if the protocol does not allow the pattern.
         :raises PacketTooLong: if the pattern does not fit a packet.
@@ -313,15 +313,16 @@ class ClientCore:
             check_callback(sink.callback, "a callback")
         if last:
             self._control(LAST, pattern)
-        packets = self._ask_senders() if sender else []
+        packets = self._ask_senders(sink) if sender else []
         sink.pattern = pattern
         is_first = self._dispatcher.add(sink, secret, joins_later=last)
         if last:
             return packets + self.extensions.subscribe_last(sink, is_first=is_first, choices=self._choices)
         return [*packets, build(SUB, pattern)] if is_first else packets
 
-    def _ask_senders(self) -> list[bytes]:
+    def _ask_senders(self, sink: Sink) -> list[bytes]:
         question = self._control(SENDER_ON)
+        only_named(sink)
         if SENDER_ON in self._choices.controls:
             return []
         self._choices = self._choices.with_control(SENDER_ON)
@@ -447,7 +448,7 @@ class ClientCore:
         if self.is_open:
             self.longest_plain = min(self.longest_plain, MAX_BUNDLE)
 
-    def _payloads_settled(self) -> None:
+    def _settled(self) -> None:
         self._limit()
         self.on_settled()
 
@@ -559,8 +560,7 @@ class ClientCore:
         self.packet_limit.learn(payload)
         if self.packet_limit.said:
             self._make_room(min(self.packet_limit.said, LONGEST_PACKET))
-        self._limit()
-        self.on_settled()
+        self._settled()
 
     def _receive_control(self, key: bytes, payload: bytes) -> None:
         if key == BYE_ON and self.asks_limit:

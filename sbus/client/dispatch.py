@@ -30,6 +30,7 @@ __all__ = [
     "Sink",
     "Waiter",
     "is_of_application",
+    "only_named",
 ]
 
 T = TypeVar("T")
@@ -116,6 +117,17 @@ class Sink(Protocol):
 
     def begin(self) -> None:
         """Take messages from here on; earlier ones that others keep are older than this subscription."""
+
+
+def only_named(sink: Sink) -> None:
+    """Have a sink take only messages whose sender is known, none from before the server began to name senders."""
+    deliver = sink.deliver
+
+    def deliver_named(messages: list[Message]) -> None:
+        if messages[0].sender is not None:  # all in a list have the same one
+            deliver(messages)
+
+    sink.deliver = deliver_named  # type: ignore[method-assign]
 
 
 class OwnCallback:

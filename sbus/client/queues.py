@@ -1,6 +1,6 @@
 """Queues, the clients' half: what publishers and workers say, and what the service sends them.
 
-The service is a client like this one (`sbus.queue`); its docstring has the table of the messages.
+The service is a client like this one (`sbus.queue`); :ref:`queue-wire` has the table of the messages.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ If a handler raises, its program has a bug or a problem, and both ends must lear
 traceback, and the requester the name of the exception. The requester does not get the exception's text, which may
 contain paths, keys of a database and whatever else the requester has no right to see. The text of a `RequestFailed` is
 meant for the requester, and reaches it. A reply that is too long, or for which the client's buffer has no room while
-there is no connection, is no bug of the handler: the log gets one line with the limit and the remedy. The requester
-learns of a reply that is too long.
+there is no connection, or that the bus does not read in time, is no bug of the handler: the log gets one line with the
+cause and the remedy. The requester learns of a reply that is too long.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self, TypeAlias
 from sbus.client.arguments import check_function, check_payload
 from sbus.client.dispatch import Message
 from sbus.client.identity import Sender
-from sbus.errors import BufferFull, Disconnected, PacketTooLong, RequestFailed, UsageError, Violation
+from sbus.errors import BufferFull, Disconnected, PacketTooLong, RequestFailed, TimedOut, UsageError, Violation
 from sbus.protocol.keys import Dialect
 
 __all__ = ["MOST_HANDLERS", "REPLY", "Handler", "Request", "Responder", "is_reply_key", "reply_key"]
@@ -89,7 +89,7 @@ class Request(Message):
     _bus: _Bus | None = None
     _message: Message
     _is_answered = False
-    _unsent: PacketTooLong | BufferFull | None = None  # the error that kept an answer from being sent
+    _unsent: PacketTooLong | BufferFull | TimedOut | None = None  # the error that kept an answer from being sent
 
     @classmethod
     def received(cls, bus: _Bus, message: Message) -> Self:
@@ -104,6 +104,8 @@ class Request(Message):
 
         :raises sbus.errors.PacketTooLong: if the reply does not fit a packet.
         :raises sbus.errors.BufferFull: if nothing more can wait for a connection.
+        :raises sbus.errors.TimedOut: in the blocking client, if the time of a call is over and the bus does not read.
+            The client's next call sends the reply.
         :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
         check_payload(payload, "a reply")
@@ -111,8 +113,9 @@ class Request(Message):
         if not self._is_answered:
             try:
                 bus.answer(self._message, bytes(payload))
-            except (PacketTooLong, BufferFull) as error:
+            except (PacketTooLong, BufferFull, TimedOut) as error:
                 self._unsent = error
+                self._is_answered = isinstance(error, TimedOut)  # the next call sends it
                 raise
             self._is_answered = True
 
@@ -203,18 +206,19 @@ class Responder:
                 return
             if error is request._unsent:
                 key = request.key.decode("utf-8", "backslashreplace")
-                self._bus._warn(f"a reply to a request for {key!r} failed: {error}")
+                what = "waits for the next call" if isinstance(error, TimedOut) else "failed"
+                self._bus._warn(f"a reply to a request for {key!r} {what}: {error}")
                 if isinstance(error, PacketTooLong):
                     request.fail(f"the reply is too long: {error}")
                 return
             if not isinstance(error, Disconnected):
                 self._bus.handler_failed(error)
             request.fail(f"the responder failed ({type(error).__name__}): its log says why")
-        except (Disconnected, BufferFull):
+        except (Disconnected, BufferFull, TimedOut):
             pass  # the requester learns of it by its time-out
 
 
 def _give_up(request: Request, error: BaseException) -> None:
     """Tell a requester that its handler is stopped, as by asyncio's cancellation."""
-    with suppress(Disconnected, BufferFull):
+    with suppress(Disconnected, BufferFull, TimedOut):
         request.fail(f"the responder gave up ({type(error).__name__})")

@@ -167,8 +167,6 @@ class Session(Connection[Sub]):
         self._check_open()
         self._hint(pattern)
         subscription = self._make_subscription(callback)
-        if sender:
-            subscription.require_sender()
         self.send(self.core.subscribe(pattern, subscription, last=last, sender=sender))
         return subscription
 

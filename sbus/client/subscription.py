@@ -128,14 +128,6 @@ class QueuedSubscription:
     def begin(self) -> None:
         """See `sbus.client.core.Sink`: no message of others is in its queue."""
 
-    def require_sender(self) -> None:
-        """Take only messages whose sender is known, none from before the server began to name senders."""
-        self.deliver = self._deliver_named  # type: ignore[method-assign]
-
-    def _deliver_named(self, messages: list[Message]) -> None:
-        if messages[0].sender is not None:  # all in a list have the same one
-            QueuedSubscription.deliver(self, messages)
-
     def has_unread(self) -> bool:
         """See `sbus.client.losses.LossKeeper`."""
         return bool(self._messages)

@@ -11,10 +11,12 @@ from typing import overload
 
 from sbus.errors import UsageError
 
-__all__ = ["amount", "choice", "duration", "mode", "size"]
+__all__ = ["LONGEST", "amount", "choice", "duration", "mode", "seconds", "size"]
 
 _MOST = 10**15
 """No sensible amount is this large: as seconds or days, it is beyond what clocks count."""
+LONGEST = float(_MOST)
+"""Seconds of the longest time."""
 _BYTES_PER_UNIT = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SECONDS_PER_UNIT = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -94,19 +96,26 @@ def size(option: str, least: int = 1) -> Callable[[str], int]:
     return parse
 
 
+def seconds(text: str) -> float:
+    """Return a time such as ``500ms`` or ``1h`` in seconds; -1 if the text is no time."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(ms|s|m|h|d|)", text)
+    return float(match[1]) * _SECONDS_PER_UNIT[match[2]] if match else -1.0
+
+
 def duration(option: str, minimum: float = 0.0) -> Callable[[str], float]:
-    """Return a parser that converts a time such as ``500ms`` or ``1h`` to seconds.
+    """Return a parser that converts a time such as ``500ms`` or ``1h`` to seconds, up to `LONGEST`.
 
     :param option: the option's name, without dashes, for the text of the error.
     :param minimum: the shortest time to accept, in seconds.
     """
 
     def parse(text: str) -> float:
-        match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})(ms|s|m|h|d|)", text)
-        seconds = float(match[1]) * _SECONDS_PER_UNIT[match[2]] if match else -1.0
-        if seconds < minimum:
+        time = seconds(text)
+        if not minimum <= time <= LONGEST:
             limit = f" of {minimum:g} seconds or more" if minimum else ""
+            if time > LONGEST:
+                limit = f" from {minimum:g} to {LONGEST:g} seconds"
             raise UsageError(f"--{option}={text}: give a time{limit}, such as 500ms, 1s, 15m, 1h or 7d")
-        return seconds
+        return time
 
     return parse

@@ -16,19 +16,5 @@ A worker is gone when its process ends (a pidfd, if bus and service share its PI
 to ``queue/NAME/worker/<token>`` (the bus waits 100 ms, and monitors count). At the latest the lease ends. Acks count
 only from the client to which the job went.
 
-Below ``queue/NAME/``; words are separated by spaces, ``…`` is the payload:
-
-=================  =========================================================================================
-``put/<key>``      request ``[id=ID] [not-before=TIME]\\0…``, answered ``<job>`` once the job is on disk
-``ready``          ``<token> <round> <credit> [<job>:<tries>]…``
-the inbox          ``<round> <job> <tries> <lease> <sender> <key>\\0…``, at ``<worker>/sbus/work/<token>``, or
-                   ``-<why>``: there is no place for the worker
-``ack``            ``<token> [<job> <tries>]…``
-``renew``          ``<token> <job> <tries>``
-``nack``           ``<token> <job> <tries> released|failed|poison <why>``
-``dead/<key>``     ``<job> <tries> <reason>\\0…``, published when a job dies
-``up``             published when the service is ready: workers announce themselves anew
-``admin/<verb>``   request: ``ls``, ``peek``, ``retry`` or ``drain``, and a JSON object; answered in JSON
-``queue/ls``       request, answered by the service of each queue as ``admin/ls`` is
-=================  =========================================================================================
+:ref:`queue-wire` has the table of the messages.
 """

@@ -189,10 +189,8 @@ class QueueService(Service):
             await self._turns.end(self._store.close).addTimeout(_STOP_TIMEOUT, self._reactor)
         except defer.TimeoutError:
             self._log.error("{name}: the disk refused jobs until the end", name=self.settings.name)
-        self._vigils.end_all()
         for service in reversed(self._services):
             await service.stopService()
-        self._turns.stop()
 
     async def _set_up_intake(self, bus: Bus) -> None:
         self._intake = bus

@@ -18,7 +18,7 @@ import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -148,10 +148,10 @@ class Store:
                 run("UPDATE latest SET job=?", (changes.new[-1].id,))
             many("INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?)", known)
             many("UPDATE job SET head=? WHERE id=?", [(job.head(), job.id) for job in changes.changed])
-            many("DELETE FROM job WHERE id BETWEEN ? AND ?", _ranges(changes.gone))
+            many("DELETE FROM job WHERE id=?", [(id,) for id in changes.gone])
             batches = [(batch.id, batch.holder, batch.build()) for batch in changes.batches]
             many("INSERT OR REPLACE INTO batch VALUES (?, ?, ?)", batches)
-            many("DELETE FROM batch WHERE id BETWEEN ? AND ?", _ranges(changes.over))
+            many("DELETE FROM batch WHERE id=?", [(id,) for id in changes.over])
         self._slots = slots
 
     def check_room(self) -> None:
@@ -179,17 +179,6 @@ class Store:
         """Return the payloads of jobs, as far as they are here."""
         find = "SELECT id, payload FROM job WHERE id IN (SELECT value FROM json_each(?))"
         return dict(self._db.execute(find, (json.dumps(list(ids)),)))
-
-
-def _ranges(numbers: Sequence[int]) -> list[list[int]]:
-    """Return the first and the last of numbers that follow each other: SQLite deletes these in a third of the time."""
-    ranges: list[list[int]] = []
-    last = -2
-    for number in sorted(numbers):
-        if number != last + 1:
-            ranges.append([number, number])
-        ranges[-1][1] = last = number
-    return ranges
 
 
 def _explain(path: str, error: Exception) -> str:

@@ -83,8 +83,3 @@ class Turns:
             close()
 
         return self._lock.run(lambda: defer.Deferred.fromCoroutine(take_last()))
-
-    def stop(self) -> None:
-        """Begin no more turns by time."""
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()

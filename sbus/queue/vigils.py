@@ -67,11 +67,6 @@ class Vigils:
             with suppress(SbusError):
                 self._bus.send(self._bus.core.extensions.unwatch(vigil))
 
-    def end_all(self) -> None:
-        """Stop watching over all workers."""
-        for holder in list(self._vigils):
-            self.end(holder)
-
 
 class _Vigil(Watch):
     """Notices that a worker is gone (an `IReadDescriptor`).

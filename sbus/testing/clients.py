@@ -30,6 +30,7 @@ __all__ = ["AsyncioRecordingClient", "RecordingClient", "TwistedRecordingClient"
 
 _TIMEOUT = 5.0
 """Default time-out in seconds of `wait_for` and `settle`."""
+_CLOSED = "the recording client was closed: make another one to record more"
 
 
 def _timed_out(messages: list[Message], count: int, timeout: float) -> TimedOut:
@@ -199,7 +200,7 @@ class AsyncioRecordingClient(_Recording):
         except Exception as error:
             self._ended(error)
         else:
-            self._ended(Closed("the recording client was closed"))
+            self._ended(Closed(_CLOSED))
 
     async def __aexit__(self, *_: object) -> None:
         await self.bus.close()
@@ -251,7 +252,7 @@ class TwistedRecordingClient(_Recording):
         self._reactor = reactor
         self._subscribe(bus, patterns or (b"",))
         bus.whenClosed().addCallbacks(
-            lambda _: self._ended(Closed("the recording client was closed")),
+            lambda _: self._ended(Closed(_CLOSED)),
             lambda failure: self._ended(failure.value),
         )
 

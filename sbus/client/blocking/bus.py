@@ -18,15 +18,16 @@ import os
 import socket
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
-from typing import Self, Unpack
+from typing import Self, TypeVar, Unpack
 
 from sbus.client.api import CLOSED_HERE, Inbox
 from sbus.client.arguments import as_bytes
 from sbus.client.batches import BlockingPayloadBatch, PayloadBatch
 from sbus.client.blocking.connection import BlockingConnection
 from sbus.client.blocking.subscription import Subscription
+from sbus.client.blocking.waiting import PolledWaiter
 from sbus.client.blocking.watch import Watch
 from sbus.client.blocking.work import Work
 from sbus.client.connecting import SERVER_CLOSED
@@ -41,6 +42,8 @@ from sbus.syscalls.polling import has_hung_up
 from sbus.syscalls.sockets import DONTWAIT, PEEK, SEND_NOW
 
 __all__ = ["Bus", "Subscription", "Watch", "connect"]
+
+T = TypeVar("T")
 
 _IN_PLACE = 1 << 15
 """Bytes of a payload from which on it is sent from where it is: the copy of 64 KiB into a packet takes 2 µs."""
@@ -183,9 +186,7 @@ class Bus(BlockingConnection[Subscription]):
         """
         self._hint(pattern)
         self._check_whole()
-        subscription = Subscription(self, callback)
-        if sender:
-            subscription.require_sender()
+        subscription = Subscription(self, callback, requires_sender=sender)
         self._begin(lambda: self.core.subscribe(pattern, subscription, last=last, sender=sender), subscription)
         return subscription
 
@@ -283,13 +284,17 @@ class Bus(BlockingConnection[Subscription]):
         return inbox
 
     def request(self, key: bytes | str, payload: bytes = b"", timeout: float | None = 10.0) -> bytes:
+        return self._run_long(lambda: self._request(key, payload), timeout)
+
+    def _run_long(self, call: Callable[[], Coroutine[PolledWaiter, None, T]], timeout: float | None) -> T:
+        """Run a call that sends the payload of the application; see `_learn_limit`."""
         try:
-            return self._run(self._request(key, payload), timeout)
+            return self._run(call(), timeout)
         except PacketTooLong as e:
             if not self._is_own(e):
                 raise
         self._learn_limit(timeout)
-        return self._run(self._request(key, payload), timeout)
+        return self._run(call(), timeout)
 
     def _check_time(self) -> None:
         if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -305,7 +310,7 @@ class Bus(BlockingConnection[Subscription]):
         delay: float = 0.0,
         timeout: float | None = 10.0,
     ) -> int:
-        return self._run(self._enqueue(queue, key, payload, id, delay), timeout)
+        return self._run_long(lambda: self._enqueue(queue, key, payload, id, delay), timeout)
 
     def work(self, queue: str, credit: int = 1) -> Work:
         return Work(self, queue, credit)

@@ -254,7 +254,7 @@ class BlockingConnection(Connection[Sub]):
         keeps = self.core.extensions.questions.are_open_after(islice(self._batch.packets, self._batch.position, None))
         events = select.POLLOUT | select.POLLIN if keeps else select.POLLOUT
         if (deadline is not None and time.monotonic() >= deadline) or not self._poll(sock, events, deadline):
-            raise TimedOut("the socket stayed full")
+            raise TimedOut(f"the bus at {self.address} does not read: the socket stayed full")
         if keeps:
             try:
                 self._add(self._read_socket(sock))

@@ -68,14 +68,17 @@ class Subscription:
     :ivar callback: the function called with each message, or None.
     """
 
-    def __init__(self, bus: Owner, callback: Callable[[Message], object] | None) -> None:
+    def __init__(
+        self, bus: Owner, callback: Callable[[Message], object] | None, *, requires_sender: bool = False
+    ) -> None:
         self.pattern = b""
         self.callback = callback
         self._deepest = bus._callbacks.deepest_of(callback)
         self._bus = bus
         self._since = bus._kept  # those kept before, and newer ones that have left the queue from its middle
         self._own: MessageQueue | None = None
-        self._closed = self._requires_sender = False
+        self._closed = False
+        self._requires_sender = requires_sender
         self._refusal: NotAllowed | None = None
 
     def deliver(self, messages: list[Message]) -> None:
@@ -98,15 +101,6 @@ class Subscription:
     def begin(self) -> None:
         """See `sbus.client.core.Sink`."""
         self._since = self._bus._kept
-
-    def require_sender(self) -> None:
-        """Take only messages whose sender is known, none from before the server began to name senders."""
-        self._requires_sender = True
-        self.deliver = self._deliver_named  # type: ignore[method-assign]
-
-    def _deliver_named(self, messages: list[Message]) -> None:
-        if messages[0].sender is not None:  # all in a list have the same one
-            Subscription.deliver(self, messages)
 
     def takes(self, message: Message) -> bool:
         """Return whether a message with a matching key is for this subscription.

@@ -18,10 +18,11 @@ from sbus.client import blocking
 from sbus.client.blocking.work import Work
 from sbus.client.connecting import Backoff
 from sbus.client.core import Message
-from sbus.errors import ConnectionLost, Disconnected, TimedOut
+from sbus.client.responding import Request
+from sbus.errors import ConnectionLost, Disconnected, RequestFailed, TimedOut
 from sbus.syscalls.sockets import LARGEST_SEND_BUFFER
 from tests.integration.clients.backends import FakeServer
-from tests.support.harness import Bus
+from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
 from tests.support.waiting import paused
 
@@ -140,6 +141,38 @@ def test_limit_bounds_the_end_of_a_subscription(client: blocking.Bus, shared: Bu
     client.publish("a")
     client.fence()
     assert client.get_ready() == []
+
+
+def test_reply_that_the_bus_does_not_read(client: blocking.Bus, shared: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    """Within a `limit`, a reply that cannot leave is one line in the log, and goes out with the next call."""
+
+    def handler(request: Request) -> bytes | None:
+        if request.payload == b"interrupted":
+            raise KeyboardInterrupt
+        if request.payload == b"refused":
+            raise RequestFailed("no")
+        return b"yes"
+
+    client.respond("k", handler)
+    client.fence()
+    with sbus.connect(str(shared.address)) as requester:
+        inbox = requester.whoami() + b"/sbus/reply/"
+        replies = requester.subscribe(inbox)
+        for payload in (b"answered", b"refused", b"interrupted"):
+            requester.publish("k", inbox + payload + b"\0" + payload)
+        requester.fence()
+        with stuck(shared, client), client.limit(0.05), pytest.raises(KeyboardInterrupt):
+            client.receive()
+        (record,) = caplog.records
+        assert record.getMessage() == (
+            f"a reply to a request for 'k' waits for the next call: the bus at {shared.address} does not read: "
+            "the socket stayed full"
+        )
+        assert not record.exc_info
+        with suppress(Disconnected):
+            client.fence()
+        assert replies.get(TIMEOUT) == (inbox + b"answered", b"+yes")
+        assert replies.get(TIMEOUT) == (inbox + b"refused", b"-no")
 
 
 def end_job(worker: Work) -> None:

@@ -27,6 +27,9 @@ def test_long_durations() -> None:
     """A time above the longest one is refused, and the text says which is."""
     with pytest.raises(click.BadParameter, match=r"give a time from 0\.1 to 60 seconds"):
         Duration(0.1, 60.0).convert("2m", None, None)
+    assert Duration().convert("1000000000", None, None) == 1e9
+    with pytest.raises(click.BadParameter, match=r"give a time from 0 to 1e\+15 seconds, such as 500ms"):
+        Duration().convert("9" * 400, None, None)
 
 
 def test_counts() -> None:
@@ -91,7 +94,10 @@ def test_speeds(text: str, speed: float) -> None:
     assert Speed().convert(text, None, None) == speed
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("0.5", 0.5), ("5m", 300.0), ("20ms", 0.02), (".2", 0.2)])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90.0), ("0.5", 0.5), ("5m", 300.0), ("20ms", 0.02), (".2", 0.2), ("1000000000", 1e9), ("1000000000s", 1e9)],
+)
 def test_time_limits(text: str, seconds: float) -> None:
     """A time limit is a number of seconds, or a number with a unit."""
     assert SECONDS.convert(text, None, None) == seconds
@@ -101,6 +107,13 @@ def test_time_limits(text: str, seconds: float) -> None:
 def test_impossible_time_limits(text: str) -> None:
     """A time limit is above 0."""
     with pytest.raises(click.BadParameter, match="is not a time above 0: write it as 90, 90s"):
+        SECONDS.convert(text, None, None)
+
+
+@pytest.mark.parametrize("text", ["1000000000000001", "11574074075d", "9" * 400])
+def test_long_time_limits(text: str) -> None:
+    """A time limit that is too long is refused with the longest one."""
+    with pytest.raises(click.BadParameter, match=r"is not a time above 0 and up to 1e\+15 seconds: write it as"):
         SECONDS.convert(text, None, None)
 
 

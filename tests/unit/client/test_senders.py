@@ -205,10 +205,12 @@ def test_snapshot_out_of_order() -> None:
 
 def test_notices_count_from_the_answer_on() -> None:
     """A notice may come early, for a message in a replaced place; it names the messages behind the answer."""
-    core, sink = ClientCore(), Sink()
-    core.subscribe("", sink, sender=True)
+    core, sink, strict = ClientCore(), Sink(), Sink()
+    core.subscribe("", sink)
+    core.subscribe("", strict, sender=True)
     core.receive([b"MSG a\0" + b"before", named(1, credentials(1)), b"MSG a\0early", ANSWER, b"MSG a\0named", NAME])
     assert sink.got == [(b"before", None), (b"early", None), (b"named", "!/cred/1/2/1")]
+    assert strict.got == sink.got[2:]
 
 
 def test_notices_that_nobody_asked_for() -> None:

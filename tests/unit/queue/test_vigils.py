@@ -106,5 +106,5 @@ def test_the_key_of_a_worker_is_watched_once_it_is_here(world: World) -> None:
     for _ in range(2):
         world.vigils.begin(holder)
     assert [packet for packet in world.sent if b"interest" in packet] == [b"CMSG interest/on\0queue/jobs/worker/ab"]
-    world.vigils.end_all()
+    world.vigils.end(holder)
     assert (world.readers, world.sent[-1]) == ([], b"CMSG interest/off\0queue/jobs/worker/ab")
