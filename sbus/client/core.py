@@ -19,8 +19,8 @@ where                       what the core knows
 `sbus.client.questions`     the waiters for replies: the server answers in order, so they are a queue. A plain
                             ``control("!/cred/whoami")`` takes a place in it, because its reply arrives too
 `sbus.client.extensions`    what goes beyond the original protocol, which a server may ignore
-`sbus.client.agreement`     whether large messages travel in sealed memory (`ClientCore.publish`)
-`sbus.client.inlet`         the longest packet
+`sbus.client.agreement`     the longest packet, and whether large messages travel in sealed memory
+                            (`ClientCore.publish`)
 ==========================  ==========================================================================================
 
 Invariants:
