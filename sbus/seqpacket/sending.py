@@ -100,11 +100,11 @@ class SendingHalf(Endings):
     :param send_buffer: the socket's send buffer, if it is to grow; else it is left as it is.
     :ivar queue: the `IPacketQueue` that is sent from; a protocol can replace it.
     :ivar send_batch: sends packets to the socket as `sbus.syscalls.batch.send_packets` does; it can be replaced.
-    :ivar plain_socket: the socket, as long as packets may be sent past the transport, without bundles; else None.
+    :ivar plain_socket: the socket, as long as packets may go past the transport, and none are bundled; else None.
     """
 
-    _may_be_passed = True
-    """Whether packets may be sent past the transport, straight to its socket."""
+    _has_bypass = True
+    """Whether packets may go past the transport, straight to its socket."""
 
     _log = Logger(namespace="sbus.seqpacket")
 
@@ -292,7 +292,7 @@ class SendingHalf(Endings):
         self._note_plain()
 
     def _note_plain(self) -> None:
-        is_plain = self._is_writable() and not self._bundle_limit and self._may_be_passed
+        is_plain = self._is_writable() and not self._bundle_limit and self._has_bypass
         self.plain_socket = self._sock if is_plain else None
 
     def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
@@ -315,7 +315,7 @@ class SendingHalf(Endings):
 
     def open_socket(self) -> socket.socket | None:
         """Return the socket if it takes packets as they are, one by one; see `IPacketTransport`."""
-        return self._sock if self._is_writable() and self._may_be_passed else None
+        return self._sock if self._is_writable() and self._has_bypass else None
 
     def unread_bytes(self) -> int:
         """Return the memory of the packets that the peer has not read; see `IPacketTransport`."""

@@ -42,7 +42,7 @@ class StreamTransport(PacketTransport):
         connection in any case.
     """
 
-    _may_be_passed = False
+    _has_bypass = False
 
     __slots__ = ("_frames", "_unsent")
 
