@@ -295,7 +295,7 @@ class NotAllowed(SbusError):
     :ivar verb: ``b"MSG"`` for a message, ``b"FMSG"`` for one in sealed memory, ``b"SUB"`` for a subscription.
     :ivar key: the key or pattern; of a long one the first 1,024 bytes.
     :ivar rule: the name of the policy's rule; ``default`` or ``closed`` if no rule allows it, ``secret`` for a secret
-        key of another client, ``credentials`` if a plug-in of the server refuses it.
+        key of another client, ``credentials`` if a plugin of the server refuses it.
     """
 
     def __init__(self, verb: bytes, key: bytes, rule: str) -> None:

@@ -70,7 +70,7 @@ class Theory(Generated):
 
 
 class ControlMessages(Generated):
-    """A row for each control message of the protocol."""
+    """A row for each choice of the protocol: a control message that sets something."""
 
     def run(self) -> list[nodes.Node]:
         self.arguments = ["sbus.protocol.controls"]
@@ -78,7 +78,7 @@ class ControlMessages(Generated):
 
 
 def control_table(controls: Any) -> list[str]:
-    """Return the table of control messages as reStructuredText."""
+    """Return the table of choices as reStructuredText."""
     lines = [".. list-table::", "   :header-rows: 1", "   :widths: 30 40 12 18", ""]
     lines += ["   * - Control message", "     - What it asks for", "     - Default", "     - Payload of the reply"]
     for control in controls.CONTROLS:

@@ -17,12 +17,13 @@ from multiprocessing import connection, get_context
 import click
 
 from sbus.cli.deadline import Deadline
-from sbus.cli.options import DIALECTS, Target, connection_options, pass_target
+from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.tables import Row, format_table
 from sbus.cli.types import Duration, Size
 from sbus.client.blocking import Bus
 from sbus.daemon.launcher import ServerProcess
 from sbus.errors import ConnectError, SbusError, TimedOut
+from sbus.protocol.keys import DIALECTS
 from sbus.syscalls.socket_directory import new_socket_directory
 
 __all__ = ["bench"]

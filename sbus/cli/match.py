@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from sbus.cli.options import DIALECTS
 from sbus.cli.output import escape
 from sbus.cli.patterns import show_mismatch
 from sbus.cli.types import BYTES
 from sbus.errors import InvalidKey, SbusError, Violation
 from sbus.protocol.explain import explain, hint, never_matches
+from sbus.protocol.keys import DIALECTS
 
 __all__ = ["match"]
 

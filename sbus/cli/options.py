@@ -12,15 +12,13 @@ from sbus.cli.combined import combined
 from sbus.cli.deadline import Deadline
 from sbus.cli.types import SECONDS, Size
 from sbus.errors import ConnectError, TimedOut
-from sbus.protocol.keys import CURRENT, EARLY, Dialect
+from sbus.protocol.keys import CURRENT, DIALECTS
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 
 if TYPE_CHECKING:
     from sbus.client.blocking import Bus
 
-__all__ = ["DIALECTS", "Target", "connection_options", "pass_target", "timeout_option"]
-
-DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (CURRENT, EARLY)}
+__all__ = ["Target", "connection_options", "pass_target", "timeout_option"]
 
 
 @dataclass(slots=True)

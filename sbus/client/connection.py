@@ -10,13 +10,14 @@ from typing import TypeVarTuple, cast
 
 from sbus.client.api import ClientApi, Sub
 from sbus.client.connecting import find_address
-from sbus.client.core import ClientCore, find_dialect
+from sbus.client.core import ClientCore
 from sbus.client.denials import Denial, DenialLog
 from sbus.client.dispatch import Waiter, is_of_application
 from sbus.client.losses import PAYLOAD, LossKeeper, Lost, place_loss
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import Outbox
 from sbus.errors import Disconnected, UsageError
+from sbus.protocol.keys import find_dialect
 
 __all__ = ["Connection"]
 

@@ -19,8 +19,8 @@ where                       what the core knows
 `sbus.client.questions`     the waiters for replies: the server answers in order, so they are a queue. A plain
                             ``control("!/cred/whoami")`` takes a place in it, because its reply arrives too
 `sbus.client.extensions`    what goes beyond the original protocol, which a server may ignore
-`sbus.client.agreement`     whether large messages travel in sealed memory (`ClientCore.publish`)
-`sbus.client.inlet`         the longest packet
+`sbus.client.agreement`     the longest packet, and whether large messages travel in sealed memory
+                            (`ClientCore.publish`)
 ==========================  ==========================================================================================
 
 Invariants:
@@ -72,13 +72,13 @@ from sbus.protocol.controls import (
     SENDER_ON,
     WHOAMI,
 )
-from sbus.protocol.keys import CURRENT, EARLY, Dialect, SecretKey
-from sbus.protocol.packets import CMSG, DEFAULT_MAX_PACKET, MSG, SUB, UNSUB, Truncated, build
+from sbus.protocol.keys import CURRENT, Dialect, SecretKey
+from sbus.protocol.packets import CMSG, DEFAULT_MAX_PACKET, MSG, SUB, UNSUB, build
 from sbus.routing.runs import build_messages
 from sbus.syscalls.memfd import Memfd
 from sbus.syscalls.sockets import LONGEST_PACKET
 
-__all__ = ["Batch", "ClientCore", "Message", "Sink", "Waiter", "find_dialect"]
+__all__ = ["Batch", "ClientCore", "Message", "Sink", "Waiter"]
 
 _OWN_CONTROLS = {
     BUNDLE: "connect with bundles=True, or bundles=False",
@@ -96,17 +96,6 @@ _OWN_CONTROLS = {
 def _quoted(key: bytes) -> str:
     """Return a key in quotes, for readers who have not written it as Python's bytes; a long one is cut off."""
     return f"{key.decode('utf-8', 'backslashreplace')!r:.200}"
-
-
-def find_dialect(name: str) -> Dialect:
-    """Return the dialect with this name.
-
-    :raises UsageError: if there is none.
-    """
-    for dialect in (CURRENT, EARLY):
-        if dialect.name == name:
-            return dialect
-    raise UsageError(f"dialect={name!r:.80}: use 'current' or 'early'")
 
 
 def _own_ids() -> tuple[int, int, int]:
@@ -169,7 +158,6 @@ class ClientCore:
         self.on_settled: Callable[[], object] = lambda: None
         self.longest_plain = 0  # bytes of the longest packet of a message that needs no closer look
         self._make_room = make_room
-        self._on_truncated = on_truncated
         self.on_control = on_control
         self.on_name_change: Callable[[], object] | None = None
         self._choices = Choices()  # without the patterns, which the dispatcher has: see `snapshot`
@@ -185,7 +173,7 @@ class ClientCore:
             if wanted and dialect.control:
                 self._choices = self._choices.with_control(key)
         self._limit()
-        self._dispatcher = Dispatcher(dialect, self._receive_control, self._receive_truncated)
+        self._dispatcher = Dispatcher(dialect, self._receive_control, lambda packet: on_truncated(lost_of(packet)))
         self.extensions = Extensions(
             on_lost, self._dispatcher, give_up, on_denied, refuse, self.payloads, self.learn_limit
         )
@@ -548,9 +536,6 @@ class ClientCore:
     def receive(self, packets: list[bytes]) -> None:
         """Process received packets: messages for sinks, replies for waiters."""
         self.process(Batch(self.extensions.mark_start(packets)))
-
-    def _receive_truncated(self, packet: Truncated) -> None:
-        self._on_truncated(lost_of(packet))
 
     def learn_limit(self, payload: bytes = b"") -> None:
         """Note the server's answer to ``bye/on``: the longest packet, or nothing for the usual limit.

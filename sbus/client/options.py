@@ -9,11 +9,11 @@ from typing import TypedDict
 
 from sbus.client.arguments import check_callback, check_count, check_seconds
 from sbus.client.connecting import Backoff
-from sbus.client.core import find_dialect
 from sbus.client.denials import Denial
 from sbus.client.losses import Lost
 from sbus.errors import UsageError
 from sbus.protocol.bundles import MAX_BUNDLE
+from sbus.protocol.keys import find_dialect
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 
 __all__ = ["ConnectOptions", "Keywords", "ServiceKeywords"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from sbus.flood.backlogs import ORDERS
 from sbus.flood.interfaces import IHardStrategy, IQueueOrder, ISoftStrategy, Verdict
@@ -60,21 +60,8 @@ class ClientSettings:
 
     def describe(self) -> dict[str, bytes | bool]:
         """Return the choices as the control messages that select them."""
-        return {
-            "soft": self.soft.selector,
-            "hard": self.hard.selector,
-            "order": self.order.selector,
-            "newest_first": self.newest_first,
-            "echo": self.echo,
-            "bundles": self.bundles,
-            "payloads": self.payloads,
-            "bye": self.bye,
-            "receipts": self.receipts,
-            "sender": self.sender,
-            "denied": self.denied,
-            "observer": self.observer,
-            "chain": self.chain,
-        }
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return found | {name: found[name].selector for name in ("soft", "hard", "order")}
 
 
 DEFAULT_SETTINGS = ClientSettings()

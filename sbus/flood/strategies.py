@@ -30,17 +30,16 @@ class Strategy:
         return self.always
 
 
+SOFT_ERROR = Strategy(b"blocking/soft/error", Verdict.CLOSE)
+"""The strategy of a receiver that is about to be disconnected."""
 SOFT_STRATEGIES = (
     Strategy(b"blocking/soft/queue", Verdict.KEEP),
     Strategy(b"blocking/soft/discard", Verdict.DROP),
     Strategy(b"blocking/soft/block", Verdict.BLOCK),
-    Strategy(b"blocking/soft/error", Verdict.CLOSE),
+    SOFT_ERROR,
     Strategy(b"blocking/soft/latest", Verdict.REPLACE),
 )
 """The strategies of the protocol for a full socket; the first is the default."""
-
-SOFT_ERROR = SOFT_STRATEGIES[3]
-"""The strategy of a receiver that is about to be disconnected."""
 HARD_STRATEGIES = (
     Strategy(b"blocking/hard/discard", Verdict.DROP),
     Strategy(b"blocking/hard/block", Verdict.BLOCK),

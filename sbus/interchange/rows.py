@@ -16,9 +16,9 @@ from sbus.journal.reader import JournalReader, read
 from sbus.journal.senders import TYPES
 from sbus.protocol.keys import OpenPattern
 
-__all__ = ["COLUMNS", "SENDER_COLUMNS", "Row", "Selection", "sender_text"]
+__all__ = ["SENDER_COLUMNS", "Row", "Selection", "sender_text"]
 
-COLUMNS = ("seq", "time", "kind", "key", "payload")
+_COLUMNS = ("seq", "time", "kind", "key", "payload")
 """The columns of a row, without its sender."""
 SENDER_COLUMNS = ("sender_number", "sender_uid", "sender_gid", "sender_pid", "sender_chain")
 """The columns of its sender, in the order of `sender_text`."""
@@ -98,10 +98,10 @@ class Selection:
 
         :raises JournalError: if they are damaged, or retention has deleted some.
         """
-        for batch in self.batches((*COLUMNS, *TYPES) if self.has_senders else COLUMNS, start, end):
+        for batch in self.batches((*_COLUMNS, *TYPES) if self.has_senders else _COLUMNS, start, end):
             columns = [
                 (batch.column("time").cast(pa.int64()) if name == "time" else batch.column(name)).to_pylist()
-                for name in COLUMNS
+                for name in _COLUMNS
             ]
             if self.has_senders:
                 columns.append(_senders(batch))

@@ -1,8 +1,9 @@
-"""Control messages: one table for server, clients, command line and docs.
+"""Control messages: their keys, and one table of choices for server, clients, command line and docs.
 
-A control message is ``CMSG <key>``, optionally with a payload. Each belongs to a *group*; the newest message of a group
-is in force. To add a control message, add its row here. The server gives it its effect (`sbus.server.bus.protocol`). A
-plugin adds strategies and orders without a row: the group of such a key is the part before its last slash.
+A control message is ``CMSG <key>``, optionally with a payload. A *choice* has a row in `CONTROLS`, and its effect in
+`sbus.server.bus.choices`. It belongs to a *group*, of which the newest choice is in force. All others, questions and
+messages of links, are handled by `sbus.server.asks.requests`. A plugin adds strategies and orders without a row: the
+group of such a key is the part before its last slash.
 
 Protocol: "Control messages", "Flood control", "Echo", "Bundles", "Payloads", "Receipts", "Sender", "Bye", "Denied",
 "Interest", and "Last values".
@@ -91,10 +92,10 @@ class Answer(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """One control message.
+    """One choice.
 
     :ivar key: the key, as sent.
-    :ivar group: the name of the setting; the newest message of a group is in force.
+    :ivar group: the name of the setting; the newest choice of it is in force.
     :ivar default: whether it is in force before any message of its group was sent.
     :ivar answer: the server's reply.
     :ivar repeated: whether a client sends it again after reconnecting.
@@ -130,10 +131,9 @@ LINK_PATH, LINK_LOST, LINK_GAP, LINK_SENDER = b"link/path", b"link/lost", b"link
 SOFT, HARD, ORDER, ECHO, BUNDLE = b"blocking/soft", b"blocking/hard", b"order", b"echo", b"bundle"
 BYE, RECEIPTS, SENDER, DENIED = b"bye", b"receipts", b"sender", b"denied"
 OBSERVER, CHAIN, PAYLOAD = b"observer", b"chain", b"payload"
-"""The groups; the only message of the group `WHOAMI` is `WHOAMI` itself."""
+"""The groups."""
 
 CONTROLS = (
-    Control(key=WHOAMI, group=WHOAMI, answer=Answer.VALUE, repeated=False, meaning="say which credentials I have"),
     Control(key=b"blocking/soft/queue", group=SOFT, default=True, meaning="socket full: queue the message"),
     Control(key=b"blocking/soft/discard", group=SOFT, meaning="socket full: drop the message"),
     Control(key=b"blocking/soft/block", group=SOFT, meaning="socket full: queue it and block its publisher"),
@@ -222,13 +222,13 @@ CONTROLS = (
         meaning="do not tell me when my credentials change",
     ),
 )
-"""Every control message of the protocol, in the order of its documentation."""
+"""Every choice of the protocol, in the order of its documentation."""
 
 _BY_KEY = {control.key: control for control in CONTROLS}
 
 
 def find(key: bytes) -> Control | None:
-    """Return the row of a control message, or None for an unknown key."""
+    """Return the row of a choice, or None for any other key."""
     return _BY_KEY.get(key)
 
 

@@ -31,9 +31,20 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sbus.errors import Violation, ViolationReason
+from sbus.errors import UsageError, Violation, ViolationReason
 
-__all__ = ["CURRENT", "EARLY", "Dialect", "OpenPattern", "PeerCredentials", "SecretKey", "matches", "matches_open"]
+__all__ = [
+    "CURRENT",
+    "DIALECTS",
+    "EARLY",
+    "Dialect",
+    "OpenPattern",
+    "PeerCredentials",
+    "SecretKey",
+    "find_dialect",
+    "matches",
+    "matches_open",
+]
 
 _BANG = re.compile(rb"!(?![^/])(?<![^/]!)")
 """A segment ``!``. It begins with a byte to look for: the other way round, a key as long as a packet took 5 ms."""
@@ -130,6 +141,18 @@ class Dialect:
 
 CURRENT = Dialect("current", b"/", control=True)
 EARLY = Dialect("early", b".", control=False)
+DIALECTS = {dialect.name: dialect for dialect in (CURRENT, EARLY)}
+"""The dialects by name, as ``--dialect`` takes them."""
+
+
+def find_dialect(name: str) -> Dialect:
+    """Return the dialect with this name.
+
+    :raises UsageError: if there is none.
+    """
+    if name in DIALECTS:
+        return DIALECTS[name]
+    raise UsageError(f"dialect={name!r:.80}: use 'current' or 'early'")
 
 
 def _check_reserved(key: bytes) -> SecretKey | None:

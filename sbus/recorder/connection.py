@@ -43,13 +43,13 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from sbus.client.connecting import Backoff
-from sbus.client.core import find_dialect
 from sbus.client.losses import Lost
 from sbus.client.options import ConnectOptions
 from sbus.errors import ConnectError, Disconnected
 from sbus.journal import clock
 from sbus.protocol.controls import OBSERVER_ON
 from sbus.protocol.explain import hints
+from sbus.protocol.keys import find_dialect
 from sbus.recorder.bus import RecorderBus
 from sbus.recorder.pressure import Pressure
 from sbus.recorder.settings import Settings

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sbus.client.core import find_dialect
 from sbus.errors import UsageError
 from sbus.ownership import check_file_mode, directory_mode
 from sbus.protocol.controls import HardChoice, OrderChoice, SoftChoice
+from sbus.protocol.keys import find_dialect
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.protocol.recorded import check_recorded
 

@@ -19,7 +19,7 @@ from sbus.daemon.supervised import SUPERVISED_FLAG, StdinWatcher
 from sbus.distribution import needs
 from sbus.errors import SbusError, UsageError
 from sbus.protocol import controls
-from sbus.protocol.keys import CURRENT, EARLY
+from sbus.protocol.keys import DIALECTS, EARLY
 from sbus.recorder.settings import Settings
 
 __all__ = ["Options", "makeService"]
@@ -47,7 +47,7 @@ class Options(CommandLine):
             None,
             _DEFAULTS.dialect,
             "Protocol revision that the bus speaks: current or early",
-            choice("dialect", CURRENT.name, EARLY.name),
+            choice("dialect", *DIALECTS),
         ],
         [
             "max-packet",
@@ -179,7 +179,7 @@ class Options(CommandLine):
         optActions={
             "socket": usage.CompleteFiles(),
             "journal": usage.CompleteDirs(),
-            "dialect": usage.CompleteList([CURRENT.name, EARLY.name]),
+            "dialect": usage.CompleteList(list(DIALECTS)),
             "soft": usage.CompleteList(list(_SOFT)),
             "hard": usage.CompleteList(list(_HARD)),
             "order": usage.CompleteList(list(_ORDER)),

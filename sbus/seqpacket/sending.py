@@ -99,11 +99,12 @@ class SendingHalf(Endings):
     :param sock: connected and non-blocking.
     :param send_buffer: the socket's send buffer, if it is to grow; else it is left as it is.
     :ivar queue: the `IPacketQueue` that is sent from; a protocol can replace it.
-    :ivar plain_socket: the socket, as long as it is open for packets without bundles and frames; else None.
+    :ivar send_batch: sends packets to the socket as `sbus.syscalls.batch.send_packets` does; it can be replaced.
+    :ivar plain_socket: the socket, as long as packets may go past the transport, and none are bundled; else None.
     """
 
-    _has_frames = False
-    """Whether packets travel as frames of a byte stream, so that a read may complete none."""
+    _has_bypass = True
+    """Whether packets may go past the transport, straight to its socket."""
 
     _log = Logger(namespace="sbus.seqpacket")
 
@@ -122,13 +123,13 @@ class SendingHalf(Endings):
         "_pace",
         "_payloads",
         "_producer",
-        "_send_batch",
         "_send_buffer",
         "_send_bundle_limit",
         "_sock",
         "may_grow",
         "plain_socket",
         "queue",
+        "send_batch",
     )
 
     def __init__(self, reactor: Reactor, sock: socket.socket, send_buffer: SendBuffer | None) -> None:
@@ -140,7 +141,7 @@ class SendingHalf(Endings):
         self._half: IHalfCloseableProtocol | None = None
         self._send_buffer = send_buffer
         self.may_grow: Callable[[int], bool] | None = None
-        self._send_batch: Callable[[list[bytes]], int] = partial(send_packets, sock)
+        self.send_batch: Callable[[list[bytes]], int] = partial(send_packets, sock)
         self._payloads: PayloadSender | None = None
         self.queue: IPacketQueue = FifoQueue()
         self._bundle_limit = 0  # what both ends have agreed on, bytes; 0 for no bundles
@@ -291,7 +292,7 @@ class SendingHalf(Endings):
         self._note_plain()
 
     def _note_plain(self) -> None:
-        is_plain = self._is_writable() and not self._bundle_limit and not self._has_frames
+        is_plain = self._is_writable() and not self._bundle_limit and self._has_bypass
         self.plain_socket = self._sock if is_plain else None
 
     def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
@@ -300,7 +301,7 @@ class SendingHalf(Endings):
             return 0
         try:
             if not self._bundle_limit or len(packets) == 1:
-                return self._send_batch(packets)
+                return self.send_batch(packets)
             limit = self._send_bundle_limit
             if not limit:
                 return 0
@@ -308,13 +309,13 @@ class SendingHalf(Endings):
             if limit not in cache:
                 cache[limit] = pack(packets, limit, BATCH)
             bundles, counts = cache[limit]
-            return sum(counts[: self._send_batch(bundles)])
+            return sum(counts[: self.send_batch(bundles)])
         except OSError:
             return 0
 
     def open_socket(self) -> socket.socket | None:
         """Return the socket if it takes packets as they are, one by one; see `IPacketTransport`."""
-        return self._sock if self._is_writable() and not self._has_frames else None
+        return self._sock if self._is_writable() and self._has_bypass else None
 
     def unread_bytes(self) -> int:
         """Return the memory of the packets that the peer has not read; see `IPacketTransport`."""
@@ -356,7 +357,7 @@ class SendingHalf(Endings):
         batch = items
         while True:
             try:
-                count = self._send_batch(batch)
+                count = self.send_batch(batch)
             except OSError as e:
                 if e.errno == errno.EMSGSIZE:
                     if counts is not None and counts[sent] > 1:
@@ -419,10 +420,6 @@ class SendingHalf(Endings):
     def _report_end_of_writing(self) -> None:
         if self._half is not None:
             self._half.writeConnectionLost()
-
-    def send_by(self, send: Callable[[list[bytes]], int]) -> None:
-        """Send packets with a function that does for a socket the work of `sbus.syscalls.batch.send_packets`."""
-        self._send_batch = send
 
     # --- bundles -----------------------------------------------------------------------------
 
@@ -512,7 +509,7 @@ class SendingHalf(Endings):
         is_open = True
         for _ in range(2 * len(packets) + 1):
             try:
-                del packets[: self._send_batch(packets)]
+                del packets[: self.send_batch(packets)]
             except OSError:  # the peer no longer reads, or the kernel has no memory
                 is_open = False
                 break

@@ -22,15 +22,13 @@ from __future__ import annotations
 
 import socket
 
-from twisted.python.failure import Failure
-
 from sbus.flood import PayloadShare
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.framing import HEADER, FrameReader, frame
 from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.send_buffer import SendBuffer
-from sbus.seqpacket.transport import PacketTransport, closed
+from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.batch import BATCH
 from sbus.syscalls.sockets import SEND_NOW
 
@@ -44,7 +42,7 @@ class StreamTransport(PacketTransport):
         connection in any case.
     """
 
-    _has_frames = True
+    _has_bypass = False
 
     __slots__ = ("_frames", "_unsent")
 
@@ -58,7 +56,7 @@ class StreamTransport(PacketTransport):
         super().__init__(reactor, sock, max_packet, send_buffer)
         self._reader = self._frames = FrameReader(max_packet)
         self._unsent = b""
-        self._send_batch = self._send_frames
+        self.send_batch = self._send_frames
 
     def ensure_max_packet(self, size: int) -> None:
         """Receive packets of up to `size` bytes from now on, if the limit was lower."""
@@ -126,8 +124,3 @@ class StreamTransport(PacketTransport):
             self._poll_writing(not self._memory_retry)
         else:
             super()._queue_sent()
-
-    def _close(self, reason: Failure) -> None:
-        self._send_batch = closed  # the method would keep this object alive
-        self.before_read = None
-        super()._close(reason)

@@ -73,7 +73,7 @@ from sbus.syscalls.batch import BATCH, PacketReader
 from sbus.syscalls.processes import peer_executable
 from sbus.syscalls.sockets import pass_descriptors, peer_credentials, peer_groups
 
-__all__ = ["PacketTransport", "closed"]
+__all__ = ["PacketTransport"]
 
 _UNBUNDLED_AT_ONCE = 128 << 10
 """Bytes of bundles that are taken apart together, whatever their packets."""
@@ -137,7 +137,6 @@ class PacketTransport(SendingHalf):
     :param send_buffer: the socket's send buffer, if it is to grow; else it is left as it is.
     :ivar credentials: the peer's process, user and group.
     :ivar queue: the `IPacketQueue` that is sent from; a protocol can replace it.
-    :ivar plain_socket: the socket, as long as it is open for packets without bundles and frames; else None.
     :ivar read_limit: packets to read in one go while other sockets have packets to be read.
     :ivar has_hung_up: whether the peer has closed its socket.
     :ivar keeps_bundles: whether the protocol gets bundles as they are, and not their packets.
@@ -278,7 +277,7 @@ class PacketTransport(SendingHalf):
                 return False
             longest = self._reader.max_packet  # the same in both directions
             self._payloads = PayloadSender(self._sock, self._multiplexer, longest, self._fit, share)
-            self._send_batch = self._payloads.send
+            self.send_batch = self._payloads.send
         if self._payloads is not None:
             self._payloads.is_wanted = wanted
         pass_descriptors(self._sock, wanted)
@@ -531,8 +530,7 @@ class PacketTransport(SendingHalf):
             return
         self._stop_polling()
         payloads = self._payloads
-        if payloads is not None:
-            self._payloads, self._send_batch = None, closed  # which refer to this object
+        self._payloads, self.send_batch = None, _closed  # which may refer to this object
         self.move(Event.CLOSE)
         self._undelivered = None
         self.queue.discard_all()
@@ -578,7 +576,7 @@ class PacketTransport(SendingHalf):
         return f"<{type(self).__name__} fd {self._sock.fileno()} {self.credentials}>"
 
 
-def closed(packets: list[bytes]) -> int:
+def _closed(packets: list[bytes]) -> int:
     """Send nothing: the socket is closed."""
     return 0
 

@@ -23,7 +23,7 @@ from tests.support.reactors import HandTurnedReactor, Recorder, socket_pair
 
 __all__ = ["DISCARD", "ERROR", "QUEUE", "FloodRecorder", "FramedPeer", "World", "flood_controlled", "numbered"]
 
-QUEUE, DISCARD, _, ERROR, _ = SOFT_STRATEGIES
+QUEUE, DISCARD, _, ERROR = SOFT_STRATEGIES[:4]
 
 
 class FramedPeer:

@@ -8,14 +8,14 @@ from typing import Any
 import click
 
 from sbus.cli.admin.connection import Admin, admin_option, json_option
-from sbus.cli.options import DIALECTS, Target, connection_options, pass_target
+from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import Nothing, pluralize, printable_text
 from sbus.cli.patterns import show_mismatch
 from sbus.cli.types import BYTES, COUNT
 from sbus.errors import SbusError
 from sbus.journal.keytext import from_text
 from sbus.protocol.explain import explain as explain_mismatch
-from sbus.protocol.keys import Dialect
+from sbus.protocol.keys import DIALECTS, Dialect
 
 __all__ = ["explain"]
 

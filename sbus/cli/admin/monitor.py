@@ -11,11 +11,12 @@ from typing import Any
 import click
 
 from sbus.cli.admin.connection import Admin, Refused, admin_option
-from sbus.cli.options import DIALECTS, Target, connection_options, pass_target
+from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import escape, pluralize, printable_text, speaks_utf8
 from sbus.cli.patterns import warn_of_impossible
 from sbus.cli.types import BYTES, COUNT, Size
 from sbus.errors import InvalidKey, Violation
+from sbus.protocol.keys import DIALECTS
 
 __all__ = ["monitor"]
 

@@ -15,7 +15,7 @@ from sbus.syscalls.names import user_name
 __all__ = ["echo_table", "format_ago", "format_bytes", "format_span", "name_of"]
 
 _NAMES = {-1: "(recorder)", -2: "(link)", -3: "(services)"}
-"""Users of the server's own processes (`sbus.server.users`), by UID."""
+"""Users of the server's own processes (`sbus.server.core.users`), by UID."""
 
 
 def format_span(seconds: float) -> str:

@@ -316,7 +316,7 @@ class Bus(Session[Subscription]):
         self._bundles_itself = self._options.payloads and transport.pass_payloads(True)
         if self._bundles_itself:
             sender = PayloadSender(self.core)
-            transport.send_by(partial(sender.send_all, sock))
+            transport.send_batch = partial(sender.send_all, sock)
         self.core.connected(max_sendable(sock))
         self._begin_reading()
 

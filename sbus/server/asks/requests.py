@@ -1,6 +1,6 @@
-"""Requests: the questions of clients that come with a payload, and their answers.
+"""Requests: the control messages that are no choices, and their answers.
 
-Protocol: "Interest", "Last values".
+Protocol: "Who am I?", "Interest", "Last values", "Links".
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Requests:
         self._public_interest = public_interest
         self._upstream = upstream
         self._handlers: dict[bytes, Callable[[Client, bytes | None], bool]] = {
+            controls.WHOAMI: self._whoami,
             controls.INTEREST_ON: self._watch,
             controls.INTEREST_OFF: self._unwatch,
             controls.PROBE: self._probe,
@@ -78,6 +79,11 @@ class Requests:
         if handler is None:
             return key in _LINK and self._upstream.handle(client, key, payload)
         return handler(client, payload)
+
+    def _whoami(self, client: Client, _: bytes | None) -> bool:
+        if not client.is_write_closed:
+            self._upstream.whoami(client)
+        return True
 
     def _watch(self, client: Client, key: bytes | None) -> bool:
         if key is None or not self._may_ask(client):

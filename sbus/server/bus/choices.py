@@ -1,8 +1,8 @@
 """Choices: the control messages that change which packets a client gets, and how.
 
-`handle` finds a strategy or an order by its selector, and any other control message by its group: here, or among the
-questions (`sbus.server.asks.requests`). A choice about packets to the client is in force from its place in the client's
-stream on (`ReceivingHalf.in_order`); its answer is a reply.
+`handle` finds a strategy or an order by its selector, any other choice by its group, and a question among the requests
+(`sbus.server.asks.requests`). A choice about packets to the client is in force from its place in the client's stream on
+(`ReceivingHalf.in_order`); its answer is a reply.
 """
 
 from __future__ import annotations
@@ -37,12 +37,6 @@ def handle(client: ReceivingHalf, key: bytes, payload: bytes | None) -> None:
     handler = _HANDLERS.get(control.group) if control is not None else None
     if not (handler(client, key) if handler is not None else registry.requests.handle(client, key, payload)):
         registry.counters.unknown_controls += 1
-
-
-def _whoami(client: ReceivingHalf, key: bytes) -> bool:
-    if not client.is_write_closed:
-        client.registry.upstream.whoami(client)
-    return True
 
 
 def _echo(client: ReceivingHalf, key: bytes) -> bool:
@@ -140,7 +134,6 @@ def _chain(client: ReceivingHalf, key: bytes) -> bool:
 
 
 _HANDLERS: dict[bytes, Callable[[ReceivingHalf, bytes], bool]] = {
-    controls.WHOAMI: _whoami,
     controls.ECHO: _echo,
     controls.BUNDLE: _bundles,
     controls.PAYLOAD: _payloads,
@@ -151,4 +144,4 @@ _HANDLERS: dict[bytes, Callable[[ReceivingHalf, bytes], bool]] = {
     controls.OBSERVER: _observer,
     controls.CHAIN: _chain,
 }
-"""The handler of a control message, by its group; it returns whether the message was understood."""
+"""The handler of a choice, by its group; it returns whether the message was understood."""

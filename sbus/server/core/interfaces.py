@@ -161,6 +161,9 @@ class Client(Publisher, Receiver, Protocol):
     is_ending: bool
     """Whether it is being disconnected; not while it only gets its queue after it has shut down writing."""
 
+    is_write_closed: bool
+    """Whether it has shut down reading."""
+
     listener: Listener
     """The socket at which it has connected."""
 

@@ -3,7 +3,7 @@
 .. rubric:: Theory of operation
 
 The first rule is that of the kernel's credentials: the secrets that a client may read (`sbus.server.core.credentials`).
-A policy (`sbus.policy`), or a credentials plug-in, can restrict open keys further. Neither is asked for each message.
+A policy (`sbus.policy`), or a credentials plugin, can restrict open keys further. Neither is asked for each message.
 Clients that are judged alike are a *class*, and share one object, their rights (`sbus.server.core.interfaces.Rights`).
 Keys that are judged alike have one *zone*. The keys of one route have one zone, so the route remembers the verdict on
 each class that publishes there (`sbus.routing.route`), and a run of messages needs one look-up.
@@ -14,8 +14,8 @@ what restricts clients    their class              zone of a key            a ve
 nothing                   `FREE`, all of them      none                     no question is asked
 a policy                  the rules that match     the patterns of the      until the next policy
                                                    policy that match it
-a plug-in                 the peer                 the key                  for its ``verdictSeconds``
-both                      both                     both                     as long as the plug-in says
+a plugin                  the peer                 the key                  for its ``verdictSeconds``
+both                      both                     both                     as long as the plugin says
 ========================  =======================  =======================  ===============================
 
 The bus itself is never judged: the messages and subscriptions of the program around it, and those of the recorder and
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from sbus.policy import Policy
     from sbus.routing.route import Route
 
-__all__ = ["FREE", "SECRET", "Permissions", "Refusal", "is_judged", "verdict_of"]
+__all__ = ["FREE", "Permissions", "Refusal", "is_judged", "verdict_of"]
 
 _RECENT = 16
 """Connections whose rights are kept: else a user who connects and leaves would have them made each time, for 100 ms if
 10,000 rules are for everybody. They take 10 MB then."""
-SECRET = Verdict(False, "secret")
+_SECRET = Verdict(False, "secret")
 """The verdict of the rule of secret keys."""
 _PLUGIN = Verdict(False, "credentials")
 
@@ -87,7 +87,7 @@ FREE: Rights = _Free()
 
 @dataclass(frozen=True, eq=False)
 class _PeerRights:
-    """The verdicts of a credentials plug-in about one peer."""
+    """The verdicts of a credentials plugin about one peer."""
 
     credentials: ICredentials
     peer: PeerCredentials
@@ -101,12 +101,12 @@ class _PeerRights:
         return ALLOWED if self.credentials.mayPublish(self.peer, zone) else _PLUGIN
 
     def subscription(self, pattern: bytes) -> Verdict:
-        return ALLOWED  # the plug-in was asked with `checkSubscription`
+        return ALLOWED  # the plugin was asked with `checkSubscription`
 
 
 @dataclass(frozen=True, eq=False)
 class _Both:
-    """The verdicts of a policy and a plug-in together: a refusal by one of them is a refusal."""
+    """The verdicts of a policy and a plugin together: a refusal by one of them is a refusal."""
 
     policy: Rights
     plugin: Rights
@@ -130,7 +130,7 @@ class _Both:
 class Permissions:
     """The rights of all clients of a bus.
 
-    :param credentials: the kernel's rules, or those of a plug-in.
+    :param credentials: the kernel's rules, or those of a plugin.
     :ivar policy: the policy in force; None without one. `adopt` changes it.
     :ivar coming: the policy that is about to be adopted; subscriptions must satisfy it already.
     :ivar zone_of: returns the zone of a key; None if nothing restricts publishing.
@@ -166,7 +166,7 @@ class Permissions:
         return self.policy is not None and self.policy.is_audit
 
     def enforces(self, verdict: Verdict) -> bool:
-        """Return whether a refusal is carried out: that of a plug-in always, that of a policy unless it observes."""
+        """Return whether a refusal is carried out: that of a plugin always, that of a policy unless it observes."""
         return verdict is _PLUGIN or not self.is_audit
 
     def rights_of(self, client: Any) -> Rights:
@@ -202,7 +202,7 @@ class Permissions:
     def check_subscription(self, client: Any, pattern: bytes, secret: SecretKey | None) -> Verdict:
         """Return the verdict on a subscription that is made; it is a refusal only if the policy just observes.
 
-        :raises Violation: if the kernel's rule of secret keys, or a plug-in, refuses it.
+        :raises Violation: if the kernel's rule of secret keys, or a plugin, refuses it.
         :raises Refusal: if the policy does.
         """
         self._credentials.checkSubscription(client.peer, pattern, secret)
@@ -235,8 +235,8 @@ def verdict_of(violation: Violation) -> Verdict | None:
 
 
 _VERDICTS = {
-    ViolationReason.FOREIGN_SECRET: SECRET,
-    ViolationReason.UNPROVEN_IDENTITY: SECRET,
+    ViolationReason.FOREIGN_SECRET: _SECRET,
+    ViolationReason.UNPROVEN_IDENTITY: _SECRET,
     ViolationReason.REFUSED_SUBSCRIPTION: _PLUGIN,
     ViolationReason.REFUSED_PUBLICATION: _PLUGIN,
 }

@@ -14,7 +14,7 @@ from sbus.admin.locate import admin_path
 from sbus.daemon.options import CommandLine, amount, choice, duration, mode, size
 from sbus.errors import UsageError
 from sbus.policy.rules import LEAST_USER_MEMORY
-from sbus.protocol.keys import CURRENT, EARLY
+from sbus.protocol.keys import CURRENT, DIALECTS
 from sbus.protocol.patterns import shape
 from sbus.seqpacket.systemd import passed_names
 from sbus.server.asks.last_values import check_rules, parse_rule
@@ -36,10 +36,8 @@ from sbus.syscalls.addresses import default_address, parse
 if TYPE_CHECKING:
     from sbus.policy import Policy
 
-__all__ = ["DIALECTS", "Options"]
+__all__ = ["Options"]
 
-DIALECTS = {d.name: d for d in (CURRENT, EARLY)}
-"""The dialects by name, as ``--dialect`` takes them."""
 _DEFAULTS = Limits()
 _LONGEST_NAME = 200
 _EXAMPLES = """\

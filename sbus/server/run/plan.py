@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sbus.protocol.keys import DIALECTS
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.server.core.credentials import AccessSettings, KernelPolicy
 from sbus.server.core.listeners import Listener, ListenOption, check_paths
-from sbus.server.run.command_line import DIALECTS, Options
+from sbus.server.run.command_line import Options
 from sbus.server.run.link import link_command
 from sbus.server.run.recorder import recorder_command
 from sbus.server.run.service import BusService

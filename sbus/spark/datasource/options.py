@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from sbus.client.connecting import find_address
-from sbus.client.core import find_dialect
 from sbus.daemon.moments import moment
 from sbus.daemon.values import duration
 from sbus.errors import UsageError
@@ -22,7 +21,7 @@ from sbus.journal.clock import from_datetime
 from sbus.journal.consumers import check_name
 from sbus.journal.keytext import from_text
 from sbus.journal.layout import is_journal
-from sbus.protocol.keys import CURRENT, Dialect
+from sbus.protocol.keys import CURRENT, Dialect, find_dialect
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.protocol.recorded import check_recorded
 from sbus.spark.datasource.payloads import FORMATS

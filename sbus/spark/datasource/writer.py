@@ -26,10 +26,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, StringType, StructType, VarcharType
 
 from sbus.client.blocking import connect
-from sbus.client.core import find_dialect
 from sbus.client.denials import raise_denied
 from sbus.errors import UsageError
 from sbus.journal.keytext import from_text
+from sbus.protocol.keys import find_dialect
 from sbus.spark.datasource.options import WriteOptions
 
 __all__ = ["Published", "SbusStreamWriter", "SbusWriter", "table_columns"]

@@ -11,11 +11,11 @@ import pytest
 from sbus.client.api import Inbox, Request, inbox_key
 from sbus.client.arguments import as_bytes
 from sbus.client.connecting import check_address
-from sbus.client.core import ClientCore, Message, find_dialect
+from sbus.client.core import ClientCore, Message
 from sbus.client.denials import Denial
 from sbus.client.queues import check_queue
 from sbus.errors import Disconnected, InvalidKey, NotAllowed, PacketTooLong, RequestFailed, UsageError, ViolationReason
-from sbus.protocol.keys import CURRENT, EARLY, Dialect
+from sbus.protocol.keys import CURRENT, EARLY, Dialect, find_dialect
 from tests.unit.client.fakes import WithoutCalls
 from tests.unit.client.sessions import Waiter
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sbus.client.choices import Choices
 from sbus.client.core import _OWN_CONTROLS, ClientCore, Message
 from sbus.client.watches import Watch
-from sbus.protocol.controls import BUNDLE_OFF, BUNDLE_ON, CONTROLS, group_of
+from sbus.protocol.controls import BUNDLE_OFF, BUNDLE_ON, CONTROLS, WHOAMI, group_of
 from tests.support.examples import examples
 
 
@@ -84,7 +84,7 @@ class Server:
 
 PLUGINS = (b"blocking/soft/acme", b"blocking/hard/acme", b"order/acme")
 OTHERS = (b"other/thing", b"nothing")
-BUILT_IN = [control.key for control in CONTROLS if control.key.partition(b"/")[0] not in (*_OWN_CONTROLS, b"!")]
+BUILT_IN = [control.key for control in CONTROLS if control.key.partition(b"/")[0] not in _OWN_CONTROLS]
 keys = st.sampled_from([*BUILT_IN, *PLUGINS, *OTHERS])
 
 
@@ -181,6 +181,11 @@ def test_table_says_what_is_repeated(control) -> None:
     chosen = Choices().with_control(control.key)
     assert chosen.controls == ((control.key,) if control.repeated else ())
     assert group_of(control.key) == control.group
+
+
+def test_a_question_is_not_repeated() -> None:
+    """A client does not repeat ``whoami`` after reconnecting, since it is a question and no choice."""
+    assert Choices().with_control(WHOAMI) == Choices()
 
 
 def test_message_that_is_not_repeated_ends_the_choice_of_its_group() -> None:

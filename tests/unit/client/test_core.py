@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from sbus.client import blocking
 from sbus.client.arguments import as_bytes
-from sbus.client.core import Batch, ClientCore, Message, find_dialect
+from sbus.client.core import Batch, ClientCore, Message
 from sbus.client.options import ConnectOptions
 from sbus.client.senders import kind_of
 from sbus.client.snapshots import LastValue
 from sbus.errors import InvalidKey, PacketTooLong, UsageError, ViolationReason
-from sbus.protocol.keys import CURRENT, EARLY, Dialect, matches
+from sbus.protocol.keys import CURRENT, EARLY, Dialect, find_dialect, matches
 from tests.support.examples import examples
 from tests.support.packets import bundle
 from tests.support.strategies import PEERS, dialects, keys, may_subscribe, patterns

@@ -17,6 +17,7 @@ from sbus.flood import (
     State,
 )
 from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
+from sbus.protocol import controls
 from sbus.protocol.notices import LossReason
 from tests.support.costs import calls
 from tests.unit.flood.connection import (
@@ -180,20 +181,11 @@ def test_interfaces():
 
 
 def test_selectors():
-    """The control messages of the protocol, the defaults first."""
-    assert [s.selector for s in SOFT_STRATEGIES] == [
-        b"blocking/soft/queue",
-        b"blocking/soft/discard",
-        b"blocking/soft/block",
-        b"blocking/soft/error",
-        b"blocking/soft/latest",
-    ]
-    assert [s.selector for s in HARD_STRATEGIES] == [
-        b"blocking/hard/discard",
-        b"blocking/hard/block",
-        b"blocking/hard/error",
-    ]
-    assert [o.selector for o in ORDERS] == [b"order/queue", b"order/stack", b"order/random"]
+    """The control messages of the protocol, in the order of its table; the first is the default of each."""
+    for group, parts in ((controls.SOFT, SOFT_STRATEGIES), (controls.HARD, HARD_STRATEGIES), (controls.ORDER, ORDERS)):
+        rows = [control for control in controls.CONTROLS if control.group == group]
+        assert [part.selector for part in parts] == [control.key for control in rows]
+        assert [control.default for control in rows] == [True, *[False] * (len(rows) - 1)]
 
 
 # --- a receiver that takes everything -------------------------------------------------------------

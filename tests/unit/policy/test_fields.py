@@ -156,6 +156,14 @@ def test_deny_publish_may_name_secret_keys(tmp_path: Path) -> None:
     assert not judge.rights_of(HOST).publishes_all
 
 
+def test_deny_publish_limits_segments(tmp_path: Path) -> None:
+    """As many ``*/`` as a key may have segments deny all longer ones, of open keys."""
+    judge = policy(tmp_path, "[[rule]]", 'name = "r"', 'deny_publish = ["*/*/*/"]')
+    for count in range(1, 7):
+        assert publishes(judge, HOST, b"/".join([b"x"] * count)) == (count <= 3)
+    assert publishes(judge, HOST, b"!/cred/1/2/3/x/y")
+
+
 def test_deny_publish_denies_every_secret_key_that_reaches_a_client(tmp_path: Path) -> None:
     """A key need not name all IDs of the client that it reaches; one that cannot reach it stays allowed."""
     root = PeerCredentials(77, 0, 5)

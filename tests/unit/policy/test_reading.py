@@ -41,7 +41,7 @@ MISTAKES = {
     "closed that is no list": (HEAD + 'closed = "a/"\n', 2, "closed must be a list of strings"),
     "closed that names secrets": (HEAD + 'closed = ["!/cred/"]\n', 2, "only deny_publish may name"),
     "an unknown field": (RULE + 'publich = ["a"]\n', 4, "did you mean publish?"),
-    "a field that nothing is like": (RULE + "max_clients = 2\n", 4, "the fields are name, users"),
+    "a field that nothing is like": (RULE + "colour = 2\n", 4, "the fields are name, users"),
     "a table in a rule": (RULE + "[rule.publish]\na = 1\n", 4, "publish must be a list of strings"),
     "a dotted field": (RULE + "publish.a = 1\n", 4, "publish must be a list of strings"),
     "no name": (HEAD + '[[rule]]\npublish = ["a"]\n', 2, 'add name = "…"'),

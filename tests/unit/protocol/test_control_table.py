@@ -12,8 +12,6 @@ from sbus.protocol.controls import (
     HARD,
     ORDER,
     SOFT,
-    WHOAMI,
-    Answer,
     HardChoice,
     OrderChoice,
     SoftChoice,
@@ -31,10 +29,9 @@ def test_each_key_has_one_row() -> None:
 
 
 def test_each_setting_has_one_default() -> None:
-    """Of each group of several messages, a setting, exactly one is in force from the start; a question has no group."""
+    """Of each group, exactly one choice is in force from the start."""
     defaults = Counter(control.group for control in CONTROLS if control.default)
-    settings = {group for group, messages in Counter(control.group for control in CONTROLS).items() if messages > 1}
-    assert defaults == dict.fromkeys(settings, 1)
+    assert defaults == dict.fromkeys({control.group for control in CONTROLS}, 1)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +41,6 @@ def test_each_setting_has_one_default() -> None:
         (b"order/random", b"order"),
         (b"blocking/soft/recent", b"blocking/soft"),
         (b"acme/limit/high", b"acme/limit"),
-        (WHOAMI, WHOAMI),
     ],
 )
 def test_groups(key: bytes, group: bytes) -> None:
@@ -54,16 +50,8 @@ def test_groups(key: bytes, group: bytes) -> None:
 
 def test_choices_begin_with_the_default() -> None:
     """The choices of a command line are the last words of the keys, the default first."""
-    assert choices(b"blocking/hard") == ("discard", "block", "error")
-    assert choices(b"order")[0] == "queue"
-
-
-def test_a_question_is_not_repeated() -> None:
-    """A client does not repeat ``whoami`` after reconnecting, since it is a question and not a setting."""
-    whoami = find(WHOAMI)
-    assert whoami is not None
-    assert whoami.answer is Answer.VALUE
-    assert not whoami.repeated
+    assert choices(HARD)[0] == "discard"
+    assert choices(ORDER)[0] == "queue"
 
 
 @pytest.mark.parametrize(("group", "literal"), [(SOFT, SoftChoice), (HARD, HardChoice), (ORDER, OrderChoice)])

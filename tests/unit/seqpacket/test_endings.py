@@ -60,8 +60,8 @@ class Side:
         self.is_half = kind in (_Half, _HalfBatch)
         connect: Any = machine.world.connect_stream if is_stream else machine.world.connect
         self.peer = connect(kind(self))
-        self._send = self.transport._send_batch
-        self.transport._send_batch = self._send_or_fail
+        self._send = self.transport.send_batch
+        self.transport.send_batch = self._send_or_fail
 
     def _send_or_fail(self, packets: list[bytes]) -> int:
         if self.faults:

@@ -7,6 +7,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from sbus.errors import UsageError
 from sbus.journal.clock import HOUR, now
+from sbus.journal.senders import TYPES
 from sbus.protocol.keys import EARLY
 from sbus.spark.datasource.catalog import recall, remember, table_options
 from sbus.spark.datasource.options import ReadOptions, StreamOptions, WriteOptions
@@ -36,10 +37,10 @@ def test_names_in_any_case():
 
 
 def test_publishers_are_read_only_if_asked_for():
-    """Their columns are five more, with the option or in a schema."""
+    """Their columns are there with the option, or in a schema that names them."""
     assert described(read()) == schema(raw_keys=False, senders=False)
     assert described(read(senders="true")) == schema(raw_keys=False)
-    assert len(schema(raw_keys=False)) == len(schema(raw_keys=False, senders=False)) + 5
+    assert len(schema(raw_keys=False)) == len(schema(raw_keys=False, senders=False)) + len(TYPES)
 
 
 def test_several_journals():
