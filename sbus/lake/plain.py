@@ -219,9 +219,12 @@ class PlainTable(Table):
 
     def _read_floor(self) -> int:
         try:
-            return int(read_object(str(self._floor))["batch"])
+            batch = read_object(str(self._floor)).get("batch")
         except FileNotFoundError:
             return -1
+        if not isinstance(batch, int):
+            raise LakeError(f"{self._floor}: it names no batch: restore lake and state from one copy")
+        return batch
 
     def vacuum(self, grace: float) -> int:
         deleted = 0

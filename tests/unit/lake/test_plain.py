@@ -172,6 +172,18 @@ def test_a_list_of_files_cannot_have_others_removed(tmp_path, name):
     assert precious.exists()
 
 
+@pytest.mark.parametrize("floor", ["{}", '{"batch": null}', '{"batch": "many"}', '{"batch": [1]}', '{"batch": 1e400}'])
+def test_a_floor_that_names_no_batch(tmp_path, floor):
+    """A damaged ``floor.json`` is named, with the remedy; no batch is committed over what it protects."""
+    lake = Lake(tmp_path / "lake")
+    with lake.table.writing():
+        put(lake, 0, {HOURS[0]: "rows"})
+        (lake.table.state.directory / "floor.json").write_text(floor)
+        with pytest.raises(LakeError, match=r"floor.json: it names no batch: restore lake and state from one copy"):
+            put(lake, 1, {HOURS[0]: "more"})
+    assert list(content(lake).values()) == ["rows"]
+
+
 def test_two_jobs_cannot_write_one_lake(tmp_path):
     """A second job is refused; after the first has ended, another one can write."""
     lake = Lake(tmp_path / "lake")
