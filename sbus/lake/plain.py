@@ -136,10 +136,10 @@ class PlainTable(Table):
         shutil.rmtree(staged, ignore_errors=True)
         disk.remove(self._manifest_path(batch - KEPT))
 
-    def last_batch(self, done: int) -> int:
+    def last_batch(self, done: int, files: Sequence[DataFile]) -> int:
         # A batch replaces the files in its manifest, and adds to all others.
         known = set().union(*(self._read_manifest(number) for number in self._list_numbers() if number > done))
-        return max([done, *(_last_in(file) for file in self.files() if file.name not in known)])
+        return max([done, *(_last_in(file) for file in files if file.name not in known)])
 
     def _list_numbers(self) -> list[int]:
         try:

@@ -10,6 +10,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -252,6 +253,19 @@ def test_it_tries_again_until_the_state_is_back(
             process.kill()
     assert "the state of the lake is gone" in lines[1], lines
     assert archived(lake) == recorded(journal.directory)
+
+
+def test_a_lake_is_listed_once_at_the_start(new_journal: NewJournal, tmp_path: Path) -> None:
+    """A large lake takes seconds to list: what the lock and the last batch need to know comes of one look."""
+    journal, lake = new_journal(), tmp_path / "lake"
+    journal.append(messages(5))
+    journal.close()
+    put_away([journal], lake)
+    table = open_table(str(lake))
+    with mock.patch.object(table, "files", side_effect=table.files) as listed:
+        with Archive([str(journal.directory)], table) as job:
+            assert not job.lag
+        assert listed.call_count == 1
 
 
 def test_a_checkpoint_without_its_last_offset(new_journal: NewJournal, tmp_path: Path) -> None:
