@@ -176,9 +176,7 @@ class SegmentWriter:
         end = self.size + len(data)
         longest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         if longest != resource.RLIM_INFINITY and end + len(END_OF_STREAM) > longest:
-            # Else the segment could not be closed.
-            remedy = "raise the limit on the length of files (prlimit --fsize, LimitFSIZE=)"
-            raise OSError(errno.EFBIG, f"{os.strerror(errno.EFBIG)}: {remedy}")
+            raise disk.too_long()  # else the segment could not be closed
         record = Record(type_, kind, self.size, end, self.next_seq, rows, zlib.crc32(data), min_time, max_time)
         self._append(record, data)
 
