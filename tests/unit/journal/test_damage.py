@@ -556,12 +556,14 @@ class TestAnyDamage:
             writer.append([(b"new", b"")])
 
 
+@pytest.mark.parametrize("lose", [os.unlink, empty, zero])
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_writer_leaves_a_segment_without_index(journal: Path, number: int) -> None:
-    """A segment that lost its index and its summary looks like one that was never synced, and has all its rows."""
+def test_a_writer_leaves_a_segment_without_index(journal: Path, number: int, lose: Callable[[str], None]) -> None:
+    """A segment that lost its index and its summary is not taken for one that was never synced, and has all its rows.
+    """
     segments = list_segments(str(journal))
-    for suffix in (".idx", ".json"):
-        os.unlink(segments[number].path(suffix))
+    os.unlink(segments[number].path(".json"))
+    lose(segments[number].path(".idx"))
     reports: list[str] = []
     if number == 1:
         with pytest.raises(JournalError, match=r"\.idx: it no longer states .*run 'sbus journal repair'"):
