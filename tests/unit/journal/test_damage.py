@@ -575,6 +575,9 @@ def test_a_writer_leaves_a_segment_without_index(journal: Path, number: int, los
         assert [report[: len(missing)] for report in reports] == [missing] * (number == 0)
         writer.append([(b"new", b"")])
     if number == 0:
+        problems: list[str] = []
+        problems += [problem for found in verify(journal, problems.append) for problem in found.problems]
+        assert ["run 'sbus journal repair'" in problem for problem in problems] == [True]  # no recorder mends that
         with locked(journal):
             assert [found.lost for found in repair(journal)] == [[]]
     rows = all_rows(journal, skip_damaged=False)
