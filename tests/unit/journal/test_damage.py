@@ -559,7 +559,7 @@ class TestAnyDamage:
 @pytest.mark.parametrize("lose", [os.unlink, empty, zero])
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_writer_leaves_a_segment_without_index(journal: Path, number: int, lose: Callable[[str], None]) -> None:
-    """A segment that lost its index and its summary is not taken for one that was never synced, and has all its rows."""
+    """A segment that lost index and summary is not taken for one that was never synced, and has all its rows."""
     segments = list_segments(str(journal))
     os.unlink(segments[number].path(".json"))
     lose(segments[number].path(".idx"))
