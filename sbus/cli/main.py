@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import signal
 import sys
 from typing import IO, Any, NoReturn
@@ -13,6 +12,7 @@ import click
 from sbus.cli.group import LazyGroup
 from sbus.cli.options import connection_options
 from sbus.cli.output import Nothing, describe_os_error, printable_text
+from sbus.cli.stopping import end_by
 from sbus.cli.streams import open_streams
 from sbus.errors import (
     CloseReason,
@@ -82,9 +82,9 @@ class _Main(LazyGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            _end_by(signal.SIGINT)
+            end_by(signal.SIGINT)
         except BrokenPipeError:
-            _end_by(signal.SIGPIPE)
+            end_by(signal.SIGPIPE)
         except SbusError as e:
             raise _Failure(*_explain(e)) from None
 
@@ -108,14 +108,6 @@ def _explain(error: SbusError) -> tuple[str, int]:
             return str(error), 4
         case _:
             return str(error), 1
-
-
-def _end_by(number: int) -> NoReturn:
-    """End by a signal, so that a shell reports 128 plus its number and ends its loops."""
-    signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})  # a mask is inherited
-    os.kill(os.getpid(), number)
-    raise AssertionError("the process survived a signal with its default action")
 
 
 def _describe(error: OSError) -> str:
@@ -178,11 +170,11 @@ def main() -> None:
         try:
             streams.finish()
         except BrokenPipeError:
-            _end_by(signal.SIGPIPE)
+            end_by(signal.SIGPIPE)
         except OSError as e:
             error = e
     except KeyboardInterrupt:
-        _end_by(signal.SIGINT)
+        end_by(signal.SIGINT)
     if error is not None:
         _Failure(_describe(error), 1).show()
         status = status or 1

@@ -1,12 +1,14 @@
-"""How a command that runs for long stops: between two steps, at a signal."""
+"""How a command that runs for long stops at a signal: between two steps, or at once and without a trace."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Iterator
+from typing import NoReturn
 
-__all__ = ["StopRequest", "stop_on_signals"]
+__all__ = ["StopRequest", "end_by", "stop_on_signals", "unwinding"]
 
 
 class StopRequest:
@@ -55,3 +57,31 @@ def stop_on_signals() -> Iterator[StopRequest]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class _Terminated(BaseException):
+    """SIGTERM has come."""
+
+
+@contextlib.contextmanager
+def unwinding() -> Iterator[None]:
+    """Let SIGTERM leave the block like an exception before it ends the process: an unfinished file is removed."""
+
+    def on_signal(*_: object) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        yield
+    except _Terminated:
+        end_by(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def end_by(number: int) -> NoReturn:
+    """End by a signal, so that a shell reports 128 plus its number and ends its loops."""
+    signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})  # a mask is inherited
+    os.kill(os.getpid(), number)
+    raise AssertionError("the process survived a signal with its default action")

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import click
 
 from sbus.cli.output import escape
+from sbus.cli.stopping import unwinding
 from sbus.distribution import needs
 from sbus.errors import UsageError
 from sbus.journal import clock
@@ -75,7 +76,7 @@ def open_writer(path: str | None, *, grows: bool = False) -> Iterator[Writer]:
         raise UsageError(f"--output {path}: name a file that ends with {', '.join(_FORMATS)}")
     if grows and kind is _Parquet:
         raise UsageError(f"--output {path}: a Parquet file cannot grow: use .csv or .json with --live")
-    with growing(path) if grows else replacing(path) as file:
+    with unwinding(), growing(path) if grows else replacing(path) as file:
         writer = kind(file)
         yield writer
         writer.close()

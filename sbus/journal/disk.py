@@ -23,6 +23,7 @@ __all__ = [
     "sync",
     "sync_directory",
     "sync_file",
+    "too_long",
     "truncate",
     "write",
 ]
@@ -83,9 +84,20 @@ def write(fd: int, data: bytes | memoryview, at: int) -> None:
     """
     rest = memoryview(data)
     while rest:
-        written = os.pwrite(fd, rest, at)
+        try:
+            written = os.pwrite(fd, rest, at)
+        except OSError as e:
+            if e.errno == errno.EFBIG:
+                raise too_long() from None
+            raise
         rest = rest[written:]
         at += written
+
+
+def too_long() -> OSError:
+    """Return the error for a file that may not be as long as it has to be (RLIMIT_FSIZE), with the remedy."""
+    remedy = "raise the limit on the length of files (prlimit --fsize, LimitFSIZE=)"
+    return OSError(errno.EFBIG, f"{os.strerror(errno.EFBIG)}: {remedy}")
 
 
 def truncate(fd: int, length: int) -> None:

@@ -39,6 +39,7 @@ from sbus.journal.index import (
     BATCH,
     Index,
     Record,
+    is_emptied,
     last_sync,
     open_rows,
     read_index,
@@ -136,10 +137,13 @@ def _end_of(segment: Segment, journal_id: str) -> int | None:
     try:
         if sync := last_sync(segment):
             stated.add(sync.next_seq)
-        elif not segment.closed:
-            return None
+        is_lost = is_emptied(segment)
     except FileNotFoundError:
-        if not segment.closed and (found := salvage_index(segment, journal_id).last):
+        is_lost = True
+    if not segment.closed and not stated:
+        if not is_lost:
+            return None
+        if found := salvage_index(segment, journal_id).last:
             stated.add(found.next_seq)
     if segment.closed:
         try:

@@ -40,14 +40,15 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
     :raises OSError: if the segment cannot be read.
     :raises JournalError: if its ``.arrows`` is no plain file, or this user may not read it.
     """
-    is_searched = segment.closed
     try:
         with open_plain(segment.path(INDEX)) as file:
             records = [record for _, record in scan(file.fileno()) if record]
     except JournalUnreadable:
         raise
     except (FileNotFoundError, JournalError):
-        records, is_searched = [], True  # a writer keeps an index, so none is appending to this segment
+        records = []
+    # A writer keeps an index, and writes to it first: without records, none is appending to this segment.
+    is_searched = segment.closed or not records
     if not segment.closed:
         while records and records[-1].type != SYNC:
             records.pop()

@@ -8,7 +8,8 @@ A segment is two files that grow together (`sbus.journal.index` describes the se
 * An `OSError` leaves the segment as it was before the call, or marks it `SegmentWriter.suspect`. A suspect segment
   takes no more batches: its writer closes the files and calls `SegmentWriter.reopen`.
 * Synced bytes are never changed and never cut off, even if they are damaged.
-* An ``.arrows`` without an index is damaged: its name comes to the disk after that of the index, and goes before it.
+* An ``.arrows`` with bytes, and without an index or with an empty one, is damaged: its name comes to the disk after
+  that of the index, and its bytes after the first record; they go before these.
 
 There is one way back from every accident, `SegmentWriter.reopen`. It serves for a segment that a crash left open, and
 for one whose disk has failed. Nothing that it keeps is safe before the next sync; `SegmentWriter.finish` makes it so.
@@ -101,7 +102,7 @@ class SegmentWriter:
            and a segment with a summary is not opened again.
 
         :param mode: the permissions of files that have to be created.
-        :raises FileNotFoundError: if it has rows and no index; nothing is changed.
+        :raises FileNotFoundError: if it has rows and no index, or an empty one; nothing is changed.
         :raises OSError: if that fails; it may be tried again.
         """
         arrows = disk.open_existing(segment.path(ARROWS))
@@ -140,6 +141,8 @@ class SegmentWriter:
             self._synced_seq = sync.next_seq
             # What was synced is never cut off nor replaced: reading the rows in question reports the damage.
             self.damaged = size < self.size or not is_whole
+        elif size and not any(os.pread(self._index, RECORD_SIZE, 0)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.segment.path(INDEX))
         for record in unsynced:
             if not record or (record.start, record.first_seq) != (self.size, self.next_seq):
                 break
@@ -151,7 +154,8 @@ class SegmentWriter:
             disk.write(self._arrows, body, self.size)
             self._index_size += RECORD_SIZE
             self._advance_to(record)
-        disk.truncate(self._index, self._index_size)
+        if self._index_size:  # else nothing is kept, and `finish` removes both files, the index last
+            disk.truncate(self._index, self._index_size)
         if size > self.size and os.pread(self._arrows, len(END_OF_STREAM) + 1, self.size) != END_OF_STREAM:
             self.torn = size - self.size
             disk.truncate(self._arrows, self.size)
@@ -172,20 +176,20 @@ class SegmentWriter:
         end = self.size + len(data)
         longest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         if longest != resource.RLIM_INFINITY and end + len(END_OF_STREAM) > longest:
-            # Else the segment could not be closed.
-            remedy = "raise the limit on the length of files (prlimit --fsize, LimitFSIZE=)"
-            raise OSError(errno.EFBIG, f"{os.strerror(errno.EFBIG)}: {remedy}")
+            raise disk.too_long()  # else the segment could not be closed
         record = Record(type_, kind, self.size, end, self.next_seq, rows, zlib.crc32(data), min_time, max_time)
         self._append(record, data)
 
     def _append(self, record: Record, data: pa.Buffer | bytes) -> None:
         try:
             disk.write(self._index, record.pack(), self._index_size)
+            if record.type == HEAD:
+                disk.sync(self._index)  # so that no power cut leaves rows and an empty index
             disk.write(self._arrows, data, self.size)
         except BaseException:
             try:
-                disk.truncate(self._index, self._index_size)
                 disk.truncate(self._arrows, self.size)
+                disk.truncate(self._index, self._index_size)
             except OSError:
                 self.suspect = True
             raise

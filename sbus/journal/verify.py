@@ -59,12 +59,6 @@ def verify(directory: str | os.PathLike[str], report: Callable[[str], object]) -
             report(f"{segment.path()}: it begins with row {segment.first_seq}, but row {next_seq} should follow")
         if segment.epoch == epoch and segment.first_time < time:
             report(f"{segment.path()}: it begins before the end of the segment before it")
-        # A segment without rows, which its writer failed to remove, does no harm: the next begins with the same row.
-        is_whole = os.path.lexists(segment.path(INDEX))
-        if not segment.closed and is_whole and after and after.first_seq != segment.first_seq:
-            report(
-                f"{segment.path()}: it is not closed, but another one follows: start a recorder on this journal once"
-            )
         check = _Check(segment, journal_id)
         try:
             check()
@@ -76,6 +70,11 @@ def verify(directory: str | os.PathLike[str], report: Callable[[str], object]) -
             continue
         except JournalError as e:
             check.problems.append(str(e))
+        # A segment without rows, which its writer failed to remove, does no harm: the next begins with the same row.
+        if not segment.closed and not check.problems and after and after.first_seq != segment.first_seq:
+            report(
+                f"{segment.path()}: it is not closed, but another one follows: start a recorder on this journal once"
+            )
         yield Verified(segment, check.rows, check.problems)
         next_seq, time, epoch = check.next_seq, check.last_time, segment.epoch
 

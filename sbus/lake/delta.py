@@ -161,7 +161,7 @@ class DeltaLake(Table):
             self._settle_log([*newest, _LAST_CHECKPOINT], self._access_of_last())
         shutil.rmtree(staged, ignore_errors=True)
 
-    def last_batch(self, done: int) -> int:
+    def last_batch(self, done: int, files: Sequence[DataFile]) -> int:
         try:
             version = self._table().transaction_version(self.state.identity(self.format))
         except StorageError:

@@ -99,13 +99,13 @@ class ArchiveJob(abc.ABC):
         self._table.state.check_same()
         self._new_reports().check(journals)  # before a lake is made that would be refused
         with contextlib.ExitStack() as starting:
-            starting.enter_context(self._table.writing())
+            files = starting.enter_context(self._table.writing())
             state = self._table.state
             self._checkpoint = Checkpoint(state.checkpoint)  # the lock may have moved it
             self._reports = self._new_reports()
             self._checkpoint.repair()
             self._done = self._checkpoint.last_done()
-            last = self._table.last_batch(self._done)
+            last = self._table.last_batch(self._done, files)
             if last > self._done or (last >= 0 and not self._checkpoint.is_planned(last)):
                 raise LakeError(
                     f"{self._table.location}: the lake has batch {last}, but {state.checkpoint} lacks its offset or "

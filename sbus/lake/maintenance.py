@@ -84,7 +84,8 @@ def is_due(files: Sequence[DataFile], now: float, settled: int, limits: Limits |
     :param now: in seconds since the epoch.
     :param settled: the last batch that cannot be written again.
     """
-    return is_closed(files, now) and len(_small(files, settled, limits or Limits())) > 1
+    small = _small(files, limits or Limits())
+    return is_closed(files, now) and sum(_is_settled(file, settled) for file in small) > 1
 
 
 def is_closed(files: Sequence[DataFile], now: float) -> bool:
@@ -102,8 +103,8 @@ def _is_settled(file: DataFile, settled: int) -> bool:
     return file.batch is None or file.batch <= settled
 
 
-def _small(files: Sequence[DataFile], settled: int, limits: Limits) -> list[DataFile]:
-    return [file for file in files if file.size < limits.min_bytes and _is_settled(file, settled)]
+def _small(files: Sequence[DataFile], limits: Limits) -> list[DataFile]:
+    return [file for file in files if file.size < limits.min_bytes]
 
 
 def compact(
@@ -131,15 +132,19 @@ def compact(
             if not is_due(files, now, settled, limits):
                 continue
             progress(hour.directory)
-            small = _small(files, settled, limits)
+            small = _small(files, limits)
+            done = [file for file in small if _is_settled(file, settled)]
+            outcome.left += len(small) - len(done)
             try:
-                merged = _merge(table, small, work, limits)
+                merged = _merge(table, done, work, limits)
             except LakeError as e:
                 problem = problem or e
                 continue
-            note = f"{hour.directory}: {len(small)} files into {len(merged.paths)}, {merged.rows} rows"
-            if table.replace(small, {hour: merged.paths}, "compact", note):
-                _count(outcome, small, merged)
+            note = f"{hour.directory}: {len(done)} files into {len(merged.paths)}, {merged.rows} rows"
+            if table.replace(done, {hour: merged.paths}, "compact", note):
+                _count(outcome, done, merged)
+            else:
+                outcome.left += len(done)
     if problem is not None:
         raise problem
     return outcome

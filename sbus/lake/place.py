@@ -35,7 +35,7 @@ from sbus.errors import LakeError, StorageError
 from sbus.journal import disk
 from sbus.syscalls.locks import is_locked
 
-__all__ = ["LOCKS", "Place"]
+__all__ = ["ID", "LOCKS", "Place"]
 
 LOCKS = ("lock", "maintenance.lock", "commit.lock")
 """The files of the locks of a lake (`sbus.lake.state`)."""
@@ -43,7 +43,8 @@ LOCKS = ("lock", "maintenance.lock", "commit.lock")
 _INSIDE = "_sbus"
 _MARKED = "marked"
 """The file in the state that says that the lake has the mark."""
-_ID = re.compile(r"[0-9a-f]{32}")
+ID = re.compile(r"[0-9a-f]{32}")
+"""The ID of a lake."""
 
 
 class Place:
@@ -106,7 +107,7 @@ class Place:
         if self.find() == self._inside:
             return
         try:
-            marks = [name for name in os.listdir(self._inside) if _ID.fullmatch(name)]
+            marks = [name for name in os.listdir(self._inside) if ID.fullmatch(name)]
         except FileNotFoundError:
             marks = []
         if marks and identity not in marks:

@@ -136,10 +136,10 @@ class PlainTable(Table):
         shutil.rmtree(staged, ignore_errors=True)
         disk.remove(self._manifest_path(batch - KEPT))
 
-    def last_batch(self, done: int) -> int:
+    def last_batch(self, done: int, files: Sequence[DataFile]) -> int:
         # A batch replaces the files in its manifest, and adds to all others.
         known = set().union(*(self._read_manifest(number) for number in self._list_numbers() if number > done))
-        return max([done, *(_last_in(file) for file in self.files() if file.name not in known)])
+        return max([done, *(_last_in(file) for file in files if file.name not in known)])
 
     def _list_numbers(self) -> list[int]:
         try:
@@ -219,9 +219,12 @@ class PlainTable(Table):
 
     def _read_floor(self) -> int:
         try:
-            return int(read_object(str(self._floor))["batch"])
+            batch = read_object(str(self._floor)).get("batch")
         except FileNotFoundError:
             return -1
+        if not isinstance(batch, int):
+            raise LakeError(f"{self._floor}: it names no batch: restore lake and state from one copy")
+        return batch
 
     def vacuum(self, grace: float) -> int:
         deleted = 0

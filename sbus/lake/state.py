@@ -30,7 +30,7 @@ from sbus.journal import disk
 from sbus.journal.clock import to_seconds
 from sbus.journal.layout import LATEST, read_object
 from sbus.lake.checkpoint import Checkpoint
-from sbus.lake.place import Place
+from sbus.lake.place import ID, Place
 
 __all__ = ["State"]
 
@@ -236,14 +236,19 @@ class State:
     # --- identity -----------------------------------------------------------------------------
 
     def fields(self) -> dict[str, Any]:
-        """Return what ``lake.json`` says; nothing, if there is none.
+        """Return what ``lake.json`` says, at least the ID; nothing, if there is none.
 
-        :raises sbus.errors.JournalError: if it is damaged.
+        :raises sbus.errors.SbusError: if it is damaged.
         """
+        path = str(self.directory / "lake.json")
         try:
-            return read_object(str(self.directory / "lake.json"))
+            found = read_object(path)
         except FileNotFoundError:
             return {}
+        id_ = found.get("id")
+        if not (isinstance(id_, str) and ID.fullmatch(id_)):
+            raise LakeError(f"{path}: it has no ID of a lake: restore it from a copy")
+        return found
 
     def identity(self, format_: str) -> str:
         """Return the ID of the lake, 32 hexadecimal digits; it is made when it is first asked for.
@@ -251,12 +256,11 @@ class State:
         Call this with the writer's lock held.
 
         :param format_: the table format, which is kept with it.
-        :raises sbus.errors.JournalError: if the file that has it is damaged.
+        :raises sbus.errors.SbusError: if the file that has it is damaged.
         :raises OSError: if it cannot be written.
         """
-        found = self.fields().get("id")
-        if isinstance(found, str):
-            return found
+        if found := self.fields():
+            return str(found["id"])
         made = uuid.uuid4().hex
         data = json.dumps({"id": made, "format": format_}).encode() + b"\n"
         disk.replace(str(self.directory / "lake.json"), data, self.file_mode)

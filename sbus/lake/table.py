@@ -153,8 +153,8 @@ class Table(abc.ABC):
     state: State
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Lock the table for an archive, and remove the staged files of an interrupted one.
+    def writing(self) -> Iterator[list[DataFile]]:
+        """Lock the table for an archive, remove the staged files of an interrupted one, and yield the table's files.
 
         :raises sbus.errors.LakeError: if another archive holds the lock, or the checkpoint is missing.
         :raises OSError: if the lake cannot be written.
@@ -163,13 +163,13 @@ class Table(abc.ABC):
         refusal = f"{self.location}: another job writes to this lake: stop it, or name another lake"
         state.move_out()
         with state.locked("lock", refusal):
-            has_rows = bool(self.files())
-            if not (state.checkpoint / "offsets").exists() and has_rows:
+            files = self.files()
+            if files and not (state.checkpoint / "offsets").exists():
                 raise LakeError(
                     f"{self.location}: it has rows, but nothing says from where ({state.checkpoint} is missing): "
                     "restore that from a copy, or name another lake"
                 )
-            state.settle(self.format, has_rows=has_rows)
+            state.settle(self.format, has_rows=bool(files))
             state.make_directories(state.staging)
             with state.inside("staging") as staging:
                 for left in staging.iterdir():
@@ -179,7 +179,7 @@ class Table(abc.ABC):
             for name in ("checkpoint", "checkpoint/offsets", "checkpoint/commits", "batches"):
                 with contextlib.suppress(FileNotFoundError), state.inside(name):
                     pass  # the archive removes files there, so it must be no link
-            yield
+            yield files
 
     @abc.abstractmethod
     def commit(self, batch: int, staged: Path) -> None:
@@ -195,10 +195,11 @@ class Table(abc.ABC):
         """
 
     @abc.abstractmethod
-    def last_batch(self, done: int) -> int:
+    def last_batch(self, done: int, files: Sequence[DataFile]) -> int:
         """Return the number of the last batch that the checkpoint must have as done: `commit` would add its rows again.
 
         :param done: the last batch that is done according to the checkpoint; the result is at least this.
+        :param files: the files of the table.
         """
 
     @abc.abstractmethod

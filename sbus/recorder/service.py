@@ -43,12 +43,12 @@ def open_journal(directory: str, settings: Settings) -> JournalWriter:
             return _open(directory, settings)
     except OSError as error:
         if error.errno in _DISK_FULL:
-            remedy = "free space on that file system, then start again"
+            remedy = ": free space on that file system, then start again"
         elif error.errno == EFBIG:
-            remedy = "raise the limit on the length of files (ulimit -f, LimitFSIZE=), then start again"
+            remedy = ", then start again"  # its text has the rest
         else:
-            remedy = "name another directory (--journal), or let this user write there"
-        raise JournalError(f"the journal {directory} cannot be written: {error.strerror}: {remedy}") from error
+            remedy = ": name another directory (--journal), or let this user write there"
+        raise JournalError(f"the journal {directory} cannot be written: {error.strerror}{remedy}") from error
 
 
 def _open(directory: str, settings: Settings) -> JournalWriter:

@@ -203,7 +203,7 @@ def run(
     env: Mapping[str, str],
     stdin: bytes = b"",
     pass_fds: Sequence[int] = (),
-    timeout: float,
+    timeout: float | None = None,
     within: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a script of Python's to its end, as `subprocess.run` does with ``capture_output``."""

@@ -10,6 +10,7 @@ import click
 from sbus.cli.journal.formats import format_option, load_format
 from sbus.cli.journal.options import journal_argument, pattern_option, range_options
 from sbus.cli.output import explained_writing, pluralize
+from sbus.cli.stopping import unwinding
 from sbus.distribution import needs
 from sbus.errors import UsageError
 from sbus.ownership import replacing
@@ -64,6 +65,10 @@ def export(
         module.write(sys.stdout.buffer, chosen)
         sys.stdout.buffer.flush()
         return
-    with explained_writing("the rows", output, "name another file (--output)"), replacing(output, _MODE) as file:
+    with (
+        unwinding(),
+        explained_writing("the rows", output, "name another file (--output)"),
+        replacing(output, _MODE) as file,
+    ):
         rows = module.write(file, chosen)
     click.echo(f"{output}: {pluralize(rows, 'row')}", err=True)

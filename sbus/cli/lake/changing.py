@@ -40,6 +40,7 @@ def compact(location: str, state: str | None) -> None:
         f"{pluralize(done.rows, 'row')}",
         err=True,
     )
+    _warn_of_left(done.left)
 
 
 @click.command(short_help="Remove old hours.")

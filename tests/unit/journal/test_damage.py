@@ -83,6 +83,17 @@ def lose_all_but_rows(directory: Path, number: int, size: int) -> None:
     overwrite(segment.path(), 0, b"\xa5" * min(size, os.path.getsize(segment.path())))
 
 
+def empty(path: str) -> None:
+    os.truncate(path, 0)
+
+
+def zero(path: str) -> None:
+    """Empty a file, and keep its length."""
+    size = os.path.getsize(path)
+    os.truncate(path, 0)
+    os.truncate(path, size)
+
+
 def all_rows(directory: Path, *, skip_damaged: bool, **how: Any) -> list[dict[str, Any]]:
     reader = JournalReader(directory, skip_damaged=skip_damaged)
     parts = reader.plan(reader.start(), reader.end(), **how)
@@ -545,12 +556,13 @@ class TestAnyDamage:
             writer.append([(b"new", b"")])
 
 
+@pytest.mark.parametrize("lose", [os.unlink, empty, zero])
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_writer_leaves_a_segment_without_index(journal: Path, number: int) -> None:
-    """A segment that lost its index and its summary looks like one that was never synced, and has all its rows."""
+def test_a_writer_leaves_a_segment_without_index(journal: Path, number: int, lose: Callable[[str], None]) -> None:
+    """A segment that lost index and summary is not taken for one that was never synced, and has all its rows."""
     segments = list_segments(str(journal))
-    for suffix in (".idx", ".json"):
-        os.unlink(segments[number].path(suffix))
+    os.unlink(segments[number].path(".json"))
+    lose(segments[number].path(".idx"))
     reports: list[str] = []
     if number == 1:
         with pytest.raises(JournalError, match=r"\.idx: it no longer states .*run 'sbus journal repair'"):
@@ -559,10 +571,13 @@ def test_a_writer_leaves_a_segment_without_index(journal: Path, number: int) -> 
             assert [found.lost for found in repair(journal)] == [[]]
     with JournalWriter.open(journal, clock=Clock(), warn=reports.append) as writer:
         assert writer.next_seq == ROWS
-        missing = f"{segments[0].path('.idx')}: it is missing: "
+        missing = f"{segments[0].path('.idx')}: it is missing or empty: "
         assert [report[: len(missing)] for report in reports] == [missing] * (number == 0)
         writer.append([(b"new", b"")])
     if number == 0:
+        problems: list[str] = []
+        problems += [problem for found in verify(journal, problems.append) for problem in found.problems]
+        assert ["run 'sbus journal repair'" in problem for problem in problems] == [True]  # no recorder mends that
         with locked(journal):
             assert [found.lost for found in repair(journal)] == [[]]
     rows = all_rows(journal, skip_damaged=False)
@@ -624,8 +639,11 @@ def test_a_closed_index_and_its_summary_are_lost(journal: Path) -> None:
     assert messages_of(all_rows(journal, skip_damaged=True)) == set(range(ROWS))
 
 
-def test_the_last_batch_of_a_killed_writer(tmp_path: Path) -> None:
-    """A segment that was not closed has no end-of-stream marker. If its index is lost, repair finds all its rows."""
+@pytest.mark.parametrize("lose", [os.unlink, empty, zero])
+def test_the_last_batch_of_a_killed_writer(tmp_path: Path, lose: Callable[[str], None]) -> None:
+    """A segment that was not closed has no end-of-stream marker. If its index is lost, no number is used again, no
+    reader takes fewer rows for all of them, and repair finds all its rows.
+    """
     directory = tmp_path / "journal"
     writer = JournalWriter.open(directory, clock=Clock())
     for start in range(0, 10, 5):
@@ -634,7 +652,15 @@ def test_the_last_batch_of_a_killed_writer(tmp_path: Path) -> None:
     copy = Path(shutil.copytree(directory, tmp_path / "copy"))
     writer.close()
     (segment,) = list_segments(str(copy))
-    os.unlink(segment.path(".idx"))
+    lose(segment.path(".idx"))
+    with pytest.raises(JournalError, match=r"\.idx: it no longer states .*run 'sbus journal repair'"):
+        JournalWriter.open(copy, clock=Clock(), warn=lambda text: None)
+    with pytest.raises((JournalError, FileNotFoundError), match=r"\.idx"):
+        JournalReader(copy).end()
+    problems: list[str] = []
+    problems += [problem for found in verify(copy, problems.append) for problem in found.problems]
+    assert "run 'sbus journal repair'" in problems[0]
+    assert messages_of(all_rows(copy, skip_damaged=True)) == set(range(10))
     with locked(copy):
         assert [found.lost for found in repair(copy)] == [[]]
     assert messages_of(all_rows(copy, skip_damaged=False)) == set(range(10))

@@ -100,6 +100,34 @@ def test_power_cuts_that_leave_the_rows_and_not_the_name_of_the_index(tmp_path):
     assert step > 10
 
 
+def test_kills_while_a_torn_header_is_repaired(tmp_path):
+    """The repair of a segment of which only half a header was written may be killed at any step: none is refused."""
+    JournalWriter.open(tmp_path / "whole").close()
+
+    def is_killed(step, directory):
+        disk = FaultyDisk()
+        with disk():
+            disk.crash_at(step)
+            with suppress(Crash), JournalWriter.open(directory) as journal:
+                journal.append([(b"k", b"1")])
+        let_go(directory)
+        return disk.is_dead
+
+    for step in itertools.count():
+        torn = shutil.copytree(tmp_path / "whole", tmp_path / f"{step}")
+        assert is_killed(step, torn)
+        if any(path.stat().st_size for path in torn.glob("*.arrows")):
+            break
+    for step in itertools.count():
+        directory = shutil.copytree(torn, tmp_path / f"again-{step}")
+        was_killed = is_killed(step, directory)
+        with JournalWriter.open(directory) as journal:
+            assert journal.next_seq in (0, 1)
+        if not was_killed:
+            break
+    assert step > 10
+
+
 def test_closing_twice(tmp_path):
     """A journal that cannot be closed releases its lock, and synced rows stay."""
     disk = FaultyDisk()

@@ -467,6 +467,23 @@ def test_files_that_may_not_grow(tmp_path, spare):
     assert messages(tmp_path / "journal") == SOME * 10
 
 
+def test_a_segment_that_is_longer_than_files_may_be(tmp_path):
+    """If the limit is lowered below the length of the segment, each refusal names the remedy; then nothing is lost."""
+    with JournalWriter.open(tmp_path / "journal") as journal:
+        journal.append([(b"k", bytes(10_000))])
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
+        try:
+            for call in (lambda: journal.append(SOME), journal.roll, journal.sync):
+                with pytest.raises(OSError, match="File too large: raise the limit"):
+                    call()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        journal.append(SOME)
+    assert messages(tmp_path / "journal") == [(b"k", bytes(10_000)), *SOME]
+    assert [each.problems for each in verify(tmp_path / "journal", print)] == [[], []]
+
+
 class TestCopies:
     """A journal that ends before a row that somebody has read is an older copy."""
 

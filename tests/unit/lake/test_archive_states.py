@@ -10,6 +10,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -211,6 +212,24 @@ def test_another_lake_under_the_same_name(new_journal: NewJournal, tmp_path: Pat
     assert archived(tmp_path / "two") == recorded(journal.directory)
 
 
+@pytest.mark.parametrize("text", ["{}", '{"id": 7}', '{"id": "../../made", "format": "parquet"}'])
+def test_a_lake_json_without_an_id(new_journal: NewJournal, tmp_path: Path, text: str) -> None:
+    """It is named, with the remedy, and neither replaced by another ID nor taken for a name to put the mark under."""
+    journal, lake = new_journal(), tmp_path / "lake"
+    journal.append(messages(5))
+    journal.close()
+    put_away([journal], lake)
+    identity = tmp_path / "lake.sbus/lake.json"
+    whole = identity.read_text()
+    identity.write_text(text)
+    with pytest.raises(LakeError, match=r"lake\.json: it has no ID of a lake: restore it from a copy"):
+        put_away([journal], lake)
+    assert identity.read_text() == text
+    assert not (tmp_path / "made").exists()
+    identity.write_text(whole)
+    assert put_away([journal], lake).rows == 0
+
+
 def test_a_refused_lake_is_not_made(new_journal: NewJournal, tmp_path: Path) -> None:
     """It would be in the way when the lake is put back that has the name, for example on a disk that is not mounted."""
     journal = new_journal()
@@ -252,6 +271,19 @@ def test_it_tries_again_until_the_state_is_back(
             process.kill()
     assert "the state of the lake is gone" in lines[1], lines
     assert archived(lake) == recorded(journal.directory)
+
+
+def test_a_lake_is_listed_once_at_the_start(new_journal: NewJournal, tmp_path: Path) -> None:
+    """A large lake takes seconds to list: what the lock and the last batch need to know comes of one look."""
+    journal, lake = new_journal(), tmp_path / "lake"
+    journal.append(messages(5))
+    journal.close()
+    put_away([journal], lake)
+    table = open_table(str(lake))
+    with mock.patch.object(table, "files", side_effect=table.files) as listed:
+        with Archive([str(journal.directory)], table) as job:
+            assert not job.lag
+        assert listed.call_count == 1
 
 
 def test_a_checkpoint_without_its_last_offset(new_journal: NewJournal, tmp_path: Path) -> None:

@@ -61,8 +61,9 @@ def test_rows_ahead_of_the_clock_are_marked(lake):
 
 
 def test_forget_and_prune(lake):
-    """Both say how many rows are gone, and how many files of a batch in hand they have left."""
+    """Both say how many rows are gone, and how many files of a batch in hand they have left, as compaction does."""
     archive(PlainTable(lake), 3, [row("one", 30, 0, "people/jo")], done=False)
+    assert "1 file left, because a batch is not done" in sbus("compact", lake)
     assert "1 file left, because a batch is not done" in sbus("forget", "--key=people/", lake, status=1)
     (lake.with_name("lake.sbus") / "checkpoint/commits/3").write_text("v1\n{}\n")
     assert "removed 1 message from 1 hour" in sbus("forget", "--key=people/", lake)

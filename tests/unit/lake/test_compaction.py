@@ -47,11 +47,11 @@ def filled(directory: Path, first: int = 0) -> PlainTable:
 
 
 def test_an_hour_becomes_one_sorted_file(lake):
-    """After compaction an hour has one sorted file, and that of the batch that is not done."""
+    """After compaction an hour has one sorted file, and that of the batch that is not done, which is counted."""
     before = rows_of(lake)
     done = compact(lake, now=NOW)
     assert rows_of(lake) == before
-    assert (done.hours, done.dropped) == (3, 0)
+    assert (done.hours, done.dropped, done.left) == (3, 0, 2)
     files = lake.files()
     assert [file.batch for file in files] == [None, None, 11, None, 11]
     for file in files:

@@ -17,7 +17,6 @@ from sbus.lake.opening import open_table
 from sbus.lake.plain import PlainTable
 from sbus.lake.table import Hour, Table
 from tests.support import ROOT, nursery
-from tests.support.harness import TIMEOUT
 from tests.support.lakes import archive, row
 
 SECRET = "people/jo"
@@ -100,7 +99,7 @@ def test_what_a_killed_process_leaves_is_forgotten(tmp_path: Path, format_: str,
         for suffix in ("", ".sbus"):
             shutil.copytree(f"{base.location}{suffix}", f"{lake}{suffix}")
         command = [str(script), str(lake), str(operations), what]
-        done = nursery.run(command, env=environ, timeout=TIMEOUT)
+        done = nursery.run(command, env=environ)
         was_killed = done.returncode == -signal.SIGKILL
         assert was_killed or done.returncode == 0
         table = open_table(str(lake))

@@ -119,8 +119,8 @@ def test_a_killed_commit_is_made_good_by_any_later_one(first, second, kills, bac
         for count in operations:
             with lake.table.writing(), suppress(Killed), killed_after(count):
                 put(lake, number, batch)
-        with lake.table.writing():
-            assert lake.table.last_batch(number - 1) == number - 1  # no archive is refused
+        with lake.table.writing() as files:
+            assert lake.table.last_batch(number - 1, files) == number - 1  # no archive is refused
             put(lake, number, batch)
     assert content(lake) == expected(kept + second)
     assert not list(lake.table.state.staging.iterdir())
@@ -139,7 +139,7 @@ def test_every_operation_of_a_commit_may_be_the_last(tmp_path):
             with killed_after(operations) as left, suppress(Killed):
                 put(lake, 1, new)
             is_through = bool(left[0])
-            assert lake.table.last_batch(0) == 0
+            assert lake.table.last_batch(0, lake.table.files()) == 0
             put(lake, 1, new)
         assert content(lake) == expected([{HOURS[0]: "before"}, new])
         if is_through:
@@ -170,6 +170,18 @@ def test_a_list_of_files_cannot_have_others_removed(tmp_path, name):
         with pytest.raises(LakeError, match=r"0000000099.json: it does not list files of a batch: restore"):
             put(lake, 1, {HOURS[0]: "more"})
     assert precious.exists()
+
+
+@pytest.mark.parametrize("floor", ["{}", '{"batch": null}', '{"batch": "many"}', '{"batch": [1]}', '{"batch": 1e400}'])
+def test_a_floor_that_names_no_batch(tmp_path, floor):
+    """A damaged ``floor.json`` is named, with the remedy; no batch is committed over what it protects."""
+    lake = Lake(tmp_path / "lake")
+    with lake.table.writing():
+        put(lake, 0, {HOURS[0]: "rows"})
+        (lake.table.state.directory / "floor.json").write_text(floor)
+        with pytest.raises(LakeError, match=r"floor.json: it names no batch: restore lake and state from one copy"):
+            put(lake, 1, {HOURS[0]: "more"})
+    assert list(content(lake).values()) == ["rows"]
 
 
 def test_two_jobs_cannot_write_one_lake(tmp_path):
