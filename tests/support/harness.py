@@ -7,6 +7,8 @@ sleeps: a client waits for a packet, a server for its log; a wait that times out
 from __future__ import annotations
 
 import array
+import atexit
+import functools
 import itertools
 import os
 import re
@@ -43,20 +45,29 @@ WHOAMI = b"CMSG !/cred/whoami"
 _LARGEST = 4 << 20
 _CONNECT = """
 import _socket, posix, sys
-uid, gid = int(sys.argv[1]), int(sys.argv[2])
-if posix.geteuid() == 0:
-    posix.setgroups([])
-posix.setresgid(gid, gid, gid)
-posix.setresuid(uid, uid, uid)
-sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-try:
-    sock.connect(bytes.fromhex(sys.argv[3]))
-except OSError as e:
-    sys.exit(str(e.errno))
-rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, sock.fileno().to_bytes(4, sys.byteorder))
-_socket.socket(fileno=0).sendmsg([b"%d" % posix.getpid()], [rights])
+requests = _socket.socket(fileno=0)
+while True:
+    request, passed, _, _ = requests.recvmsg(1000, _socket.CMSG_SPACE(4))
+    if not request:
+        break
+    answers = _socket.socket(fileno=int.from_bytes(passed[0][2], sys.byteorder))
+    child = posix.fork()
+    if child:
+        posix.waitpid(child, 0)
+        answers.close()
+        continue
+    uid, gid, name = request.split(b" ", 2)
+    if posix.geteuid() == 0:
+        posix.setgroups([])
+    posix.setresgid(*[int(gid)] * 3)
+    posix.setresuid(*[int(uid)] * 3)
+    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    error = sock.connect_ex(name)
+    rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, sock.fileno().to_bytes(4, sys.byteorder))
+    answers.sendmsg([b"%d %d" % (posix.getpid(), error)], [rights])
+    posix._exit(0)
 """
-"""A program that connects as another user. It imports only what is written in C, which takes half of the time."""
+"""A program that connects as other users, each time in a fork. What it imports is in C, so that a fork costs little."""
 
 
 def twistd() -> list[str]:
@@ -266,20 +277,36 @@ class Client:
         self.sock.close()
 
 
+@functools.cache
+def _connector() -> socket.socket:
+    """Start the process that connects as other users; it ends with this one."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen([sys.executable, "-I", "-S", "-c", _CONNECT], stdin=theirs)
+
+    def end() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
 def _connect_as(name: bytes, user: tuple[int, int]) -> tuple[socket.socket, int]:
     """Connect as another user, in a process of its own: connect(2) fixes the peer credentials."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
-            command = [sys.executable, "-I", "-S", "-c", _CONNECT, *map(str, user), name.hex()]
-            child = subprocess.run(command, stdin=theirs.fileno(), stderr=subprocess.PIPE, text=True, timeout=TIMEOUT)
-        if child.returncode:
-            if child.stderr.strip().isdigit():
-                number = int(child.stderr)
-                raise OSError(number, os.strerror(number))
-            raise AssertionError(child.stderr)
-        pid, fds, _, _ = socket.recv_fds(ours, 16, 1)
-    return socket.socket(fileno=fds[0]), int(pid)
+            socket.send_fds(_connector(), [b"%d %d %b" % (*user, name)], [theirs.fileno()])
+        ours.settimeout(TIMEOUT)
+        answer, fds, _, _ = socket.recv_fds(ours, 100, 1)
+    assert answer, f"the process of user {user} has failed: see its error above"
+    pid, error = map(int, answer.split())
+    sock = socket.socket(fileno=fds[0])
+    if error:
+        sock.close()
+        raise OSError(error, os.strerror(error))
+    return sock, pid
 
 
 class Process:
