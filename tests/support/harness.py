@@ -85,7 +85,7 @@ def can_fork(env: Mapping[str, str | None] | None = None, before: Sequence[str |
     when it starts. Of commands, setpriv alone can start a nursery instead: it leaves the process as it is.
     """
     env = env or {}
-    early = any(name.startswith(("LC_", "PYTHON", "SBUS_PURE", "TZ")) and name != "PYTHONPATH" for name in env)
+    early = any(name.startswith(("LC_", "PYTHON", "TZ")) and name != "PYTHONPATH" for name in env)
     folders = (env.get("PYTHONPATH") or "").split(os.pathsep)
     early |= any((Path(folder) / "sitecustomize.py").exists() for folder in folders if folder)
     early |= bool(before) and before[0] != "setpriv"

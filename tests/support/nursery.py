@@ -65,7 +65,8 @@ class _Child:
             number = next(_numbers)
             what = [number, [*command], os.fspath(cwd), {**env}, [0, 1, 2, *pass_fds], umask, before]
             request = json.dumps(what).encode()
-            nursery = _nursery(not _WITH_ARROW.isdisjoint(command), *within)
+            is_plain = env.get("SBUS_PURE", "0") not in ("", "0")
+            nursery = _nursery(not _WITH_ARROW.isdisjoint(command), is_plain, *within)
             socket.send_fds(nursery, [request], [status, *streams, *pass_fds])
             answered = -1
             while answered != number:  # else it answers a start that was given up, as at a time limit
@@ -214,15 +215,18 @@ def run(
 
 
 @functools.cache
-def _nursery(with_arrow: bool, *within: str) -> socket.socket:
-    """Start a process that forks, by another command or by itself; it ends with this one."""
+def _nursery(with_arrow: bool, is_plain: bool, *within: str) -> socket.socket:
+    """Start a process that forks, by another command or by itself; it ends with this one.
+
+    :param is_plain: whether it uses no compiled module of sbus.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
     with theirs:
         process = subprocess.Popen(
             [*within, sys.executable, "-m", __name__, str(theirs.fileno()), *(["arrow"] if with_arrow else [])],
             cwd=_ROOT,
-            env={**os.environ, "PYTHONWARNINGS": "default"},
+            env={**os.environ, "PYTHONWARNINGS": "default", "SBUS_PURE": "1" if is_plain else "0"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # not that of this process: a child's buffer is its own
             pass_fds=[theirs.fileno()],
