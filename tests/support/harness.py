@@ -104,16 +104,17 @@ def run(
     env: Mapping[str, str | None] | None = None,
     before: Sequence[str | Path] = (),
     pass_fds: Sequence[int] = (),
+    timeout: float = TIMEOUT,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, without input; an installed script of the interpreter's is a fork where it may be.
+    """Run a command to its end, without input; the interpreter's is a fork where it may be: a script, or ``-c``.
 
     :param env: changes of the environment; see `environment_with`.
     :param before: a command that starts the one given behind it.
     """
     words, first, environ = [str(word) for word in command], [*map(str, before)], environment_with(env or {})
     result: subprocess.CompletedProcess[bytes]
-    if words[:2] == script(Path(words[1]).name) and can_fork(env, first):
-        result = nursery.run(words[1:], cwd=directory, env=environ, pass_fds=pass_fds, timeout=TIMEOUT, within=first)
+    if words[0] == sys.executable and (words[1] == "-c" or words[1][0] != "-") and can_fork(env, first):
+        result = nursery.run(words[1:], cwd=directory, env=environ, pass_fds=pass_fds, timeout=timeout, within=first)
     else:
         result = subprocess.run(
             [*first, *words],
@@ -122,7 +123,7 @@ def run(
             stdin=subprocess.DEVNULL,
             capture_output=True,
             pass_fds=pass_fds,
-            timeout=TIMEOUT,
+            timeout=timeout,
         )
     return subprocess.CompletedProcess(
         words, result.returncode, *(os.fsdecode(output) for output in (result.stdout, result.stderr))
@@ -314,7 +315,7 @@ class Process:
 
     :param arguments: twistd's, the plugin's name included.
     :param before: a command that starts the one given behind it.
-    :cvar launcher: a command in the place of ``twistd``.
+    :ivar launcher: a command in the place of ``twistd``; only scripts of Python's are forks, as ``twistd`` is.
     """
 
     launcher: Sequence[str] = ()
@@ -329,13 +330,15 @@ class Process:
         pass_fds: Sequence[int] = (),
         umask: int = -1,
     ) -> None:
-        self.command = [str(part) for part in (*before, *(self.launcher or twistd()), *arguments)]
+        words = [str(part) for part in (*(self.launcher or twistd()), *arguments)]
+        self.command = [*map(str, before), *words]
         self._lines: list[str] = []
         self._mark = 0
         self._changed = threading.Condition()
         self._over = False
         self._process: subprocess.Popen[str] | nursery.Forked
-        if self.launcher or not can_fork(env, before):
+        is_script = words[0] == sys.executable and words[1][0] != "-"
+        if not is_script or not can_fork(env, before):
             self._process = subprocess.Popen(
                 self.command,
                 cwd=directory,
@@ -349,8 +352,8 @@ class Process:
                 umask=umask,
             )
         else:
-            first, words = self.command[: len(before)], self.command[len(before) + 1 :]
-            self._process = nursery.Forked(words, directory, environment_with(env or {}), pass_fds, umask, first)
+            first = self.command[: len(before)]
+            self._process = nursery.Forked(words[1:], directory, environment_with(env or {}), pass_fds, umask, first)
         self.pid = self._process.pid
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import types
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import wait
@@ -42,7 +43,7 @@ _numbers = itertools.count()
 class _Child:
     """A process from the nursery.
 
-    :param command: an installed script of Python's, and its arguments.
+    :param command: a script of Python's or ``-c`` and a program, and its arguments.
     :param streams: descriptors for its standard input, output and error.
     :param pass_fds: more descriptors that it inherits, under the same numbers.
     :param before: statements that it runs first.
@@ -315,12 +316,17 @@ def _run(request: bytes, descriptors: Sequence[int]) -> NoReturn:
     os.environ.update(env)
     exec(before, globals())
     sys.argv = command
-    sys.path[0] = os.path.dirname(command[0])
+    sys.path[0] = os.path.dirname(command[0])  # empty before a program, as Python has it
     _use_pythonpath(env.get("PYTHONPATH", ""))
     global _status
     _status = 1
     try:
-        runpy.run_path(command[0], run_name="__main__")
+        if command[0] == "-c":
+            program = command.pop(1)
+            sys.modules["__main__"] = module = types.ModuleType("__main__")
+            exec(program, module.__dict__)
+        else:
+            runpy.run_path(command[0], run_name="__main__")
         _status = 0
     except SystemExit as e:
         if e.code is not None and not isinstance(e.code, int):
