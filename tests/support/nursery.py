@@ -245,7 +245,9 @@ _get_cache = functools.cache(twisted.plugin.getCache)
 
 
 def _import_all(with_arrow: bool) -> None:
-    """Import what the scripts import."""
+    """Import what the scripts import, and what `runpy` imports to run them."""
+    import pkgutil  # noqa: F401
+
     import click
     import twisted.internet.epollreactor
     import twisted.scripts.twistd
