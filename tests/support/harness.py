@@ -7,8 +7,6 @@ sleeps: a client waits for a packet, a server for its log; a wait that times out
 from __future__ import annotations
 
 import array
-import atexit
-import functools
 import itertools
 import os
 import re
@@ -24,6 +22,7 @@ from pathlib import Path
 
 from sbus.syscalls.polling import is_readable
 from tests.support import nursery
+from tests.support.other_users import connect_as
 
 TIMEOUT = 20.0
 """Time limit for anything that should happen, in seconds.
@@ -43,31 +42,6 @@ ALL_LINES = 1_000_000_000
 WHOAMI = b"CMSG !/cred/whoami"
 
 _LARGEST = 4 << 20
-_CONNECT = """
-import _socket, posix, sys
-requests = _socket.socket(fileno=0)
-while True:
-    request, passed, _, _ = requests.recvmsg(1000, _socket.CMSG_SPACE(4))
-    if not request:
-        break
-    answers = _socket.socket(fileno=int.from_bytes(passed[0][2], sys.byteorder))
-    child = posix.fork()
-    if child:
-        posix.waitpid(child, 0)
-        answers.close()
-        continue
-    uid, gid, name = request.split(b" ", 2)
-    if posix.geteuid() == 0:
-        posix.setgroups([])
-    posix.setresgid(*[int(gid)] * 3)
-    posix.setresuid(*[int(uid)] * 3)
-    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    error = sock.connect_ex(name)
-    rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, sock.fileno().to_bytes(4, sys.byteorder))
-    answers.sendmsg([b"%d %d" % (posix.getpid(), error)], [rights])
-    posix._exit(0)
-"""
-"""A program that connects as other users, each time in a fork. What it imports is in C, so that a fork costs little."""
 
 
 def twistd() -> list[str]:
@@ -161,7 +135,7 @@ class Client:
                 self.sock.close()
                 raise
         else:
-            self.sock, self.pid = _connect_as(name_of(address), user)
+            self.sock, self.pid = connect_as(name_of(address), user, TIMEOUT)
             self.uid, self.gid = user
         self.sock.setblocking(False)
 
@@ -276,38 +250,6 @@ class Client:
 
     def close(self) -> None:
         self.sock.close()
-
-
-@functools.cache
-def _connector() -> socket.socket:
-    """Start the process that connects as other users; it ends with this one."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        process = subprocess.Popen([sys.executable, "-I", "-S", "-c", _CONNECT], stdin=theirs)
-
-    def end() -> None:
-        ours.close()
-        process.wait()
-
-    atexit.register(end)
-    return ours
-
-
-def _connect_as(name: bytes, user: tuple[int, int]) -> tuple[socket.socket, int]:
-    """Connect as another user, in a process of its own: connect(2) fixes the peer credentials."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours:
-        with theirs:
-            socket.send_fds(_connector(), [b"%d %d %b" % (*user, name)], [theirs.fileno()])
-        ours.settimeout(TIMEOUT)
-        answer, fds, _, _ = socket.recv_fds(ours, 100, 1)
-    assert answer, f"the process of user {user} has failed: see its error above"
-    pid, error = map(int, answer.split())
-    sock = socket.socket(fileno=fds[0])
-    if error:
-        sock.close()
-        raise OSError(error, os.strerror(error))
-    return sock, pid
 
 
 class Process:
