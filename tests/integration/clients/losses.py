@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from sbus.client import blocking
 from sbus.client.connecting import Backoff
+from sbus.errors import Disconnected
 from tests.integration.clients.backends import (
     Client,
     FakePeer,
 )
-from tests.support.harness import TIMEOUT
+from tests.support.harness import TIMEOUT, Bus
 
 QUICK = Backoff(first=0.01, factor=1.2, longest=0.05)
 WHOAMI = b"CMSG !/cred/whoami"
@@ -51,3 +56,12 @@ async def answer_until(peer: FakePeer, last: bytes) -> list[bytes]:
         else:
             packets.append(packet)
     return packets
+
+
+def lose(server: Bus, client: blocking.Bus) -> None:
+    """Kill the server, and make the client notice."""
+    client.fence()
+    server.kill(signal.SIGKILL)
+    server.wait()
+    with pytest.raises(Disconnected):
+        client.fence()
