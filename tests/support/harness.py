@@ -22,6 +22,7 @@ from pathlib import Path
 
 from sbus.syscalls.polling import is_readable
 from tests.support import nursery
+from tests.support.other_users import connect_as
 
 TIMEOUT = 20.0
 """Time limit for anything that should happen, in seconds.
@@ -41,22 +42,6 @@ ALL_LINES = 1_000_000_000
 WHOAMI = b"CMSG !/cred/whoami"
 
 _LARGEST = 4 << 20
-_CONNECT = """
-import _socket, posix, sys
-uid, gid = int(sys.argv[1]), int(sys.argv[2])
-if posix.geteuid() == 0:
-    posix.setgroups([])
-posix.setresgid(gid, gid, gid)
-posix.setresuid(uid, uid, uid)
-sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-try:
-    sock.connect(bytes.fromhex(sys.argv[3]))
-except OSError as e:
-    sys.exit(str(e.errno))
-rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, sock.fileno().to_bytes(4, sys.byteorder))
-_socket.socket(fileno=0).sendmsg([b"%d" % posix.getpid()], [rights])
-"""
-"""A program that connects as another user. It imports only what is written in C, which takes half of the time."""
 
 
 def twistd() -> list[str]:
@@ -74,7 +59,7 @@ def can_fork(env: Mapping[str, str | None] | None = None, before: Sequence[str |
     when it starts. Of commands, setpriv alone can start a nursery instead: it leaves the process as it is.
     """
     env = env or {}
-    early = any(name.startswith(("LC_", "PYTHON", "SBUS_PURE", "TZ")) and name != "PYTHONPATH" for name in env)
+    early = any(name.startswith(("LC_", "PYTHON", "TZ")) and name != "PYTHONPATH" for name in env)
     folders = (env.get("PYTHONPATH") or "").split(os.pathsep)
     early |= any((Path(folder) / "sitecustomize.py").exists() for folder in folders if folder)
     early |= bool(before) and before[0] != "setpriv"
@@ -93,16 +78,17 @@ def run(
     env: Mapping[str, str | None] | None = None,
     before: Sequence[str | Path] = (),
     pass_fds: Sequence[int] = (),
+    timeout: float = TIMEOUT,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, without input; an installed script of the interpreter's is a fork where it may be.
+    """Run a command to its end, without input; the interpreter's is a fork where it may be: a script, or ``-c``.
 
     :param env: changes of the environment; see `environment_with`.
     :param before: a command that starts the one given behind it.
     """
     words, first, environ = [str(word) for word in command], [*map(str, before)], environment_with(env or {})
     result: subprocess.CompletedProcess[bytes]
-    if words[:2] == script(Path(words[1]).name) and can_fork(env, first):
-        result = nursery.run(words[1:], cwd=directory, env=environ, pass_fds=pass_fds, timeout=TIMEOUT, within=first)
+    if words[0] == sys.executable and (words[1] == "-c" or words[1][0] != "-") and can_fork(env, first):
+        result = nursery.run(words[1:], cwd=directory, env=environ, pass_fds=pass_fds, timeout=timeout, within=first)
     else:
         result = subprocess.run(
             [*first, *words],
@@ -111,7 +97,7 @@ def run(
             stdin=subprocess.DEVNULL,
             capture_output=True,
             pass_fds=pass_fds,
-            timeout=TIMEOUT,
+            timeout=timeout,
         )
     return subprocess.CompletedProcess(
         words, result.returncode, *(os.fsdecode(output) for output in (result.stdout, result.stderr))
@@ -149,7 +135,7 @@ class Client:
                 self.sock.close()
                 raise
         else:
-            self.sock, self.pid = _connect_as(name_of(address), user)
+            self.sock, self.pid = connect_as(name_of(address), user, TIMEOUT)
             self.uid, self.gid = user
         self.sock.setblocking(False)
 
@@ -266,28 +252,12 @@ class Client:
         self.sock.close()
 
 
-def _connect_as(name: bytes, user: tuple[int, int]) -> tuple[socket.socket, int]:
-    """Connect as another user, in a process of its own: connect(2) fixes the peer credentials."""
-    ours, theirs = socket.socketpair()
-    with ours:
-        with theirs:
-            command = [sys.executable, "-I", "-S", "-c", _CONNECT, *map(str, user), name.hex()]
-            child = subprocess.run(command, stdin=theirs.fileno(), stderr=subprocess.PIPE, text=True, timeout=TIMEOUT)
-        if child.returncode:
-            if child.stderr.strip().isdigit():
-                number = int(child.stderr)
-                raise OSError(number, os.strerror(number))
-            raise AssertionError(child.stderr)
-        pid, fds, _, _ = socket.recv_fds(ours, 16, 1)
-    return socket.socket(fileno=fds[0]), int(pid)
-
-
 class Process:
     """A twistd process. Its standard output and error are collected in one text.
 
     :param arguments: twistd's, the plugin's name included.
     :param before: a command that starts the one given behind it.
-    :cvar launcher: a command in the place of ``twistd``.
+    :ivar launcher: a command in the place of ``twistd``; only scripts of Python's are forks, as ``twistd`` is.
     """
 
     launcher: Sequence[str] = ()
@@ -302,13 +272,15 @@ class Process:
         pass_fds: Sequence[int] = (),
         umask: int = -1,
     ) -> None:
-        self.command = [str(part) for part in (*before, *(self.launcher or twistd()), *arguments)]
+        words = [str(part) for part in (*(self.launcher or twistd()), *arguments)]
+        self.command = [*map(str, before), *words]
         self._lines: list[str] = []
         self._mark = 0
         self._changed = threading.Condition()
         self._over = False
         self._process: subprocess.Popen[str] | nursery.Forked
-        if self.launcher or not can_fork(env, before):
+        is_script = words[0] == sys.executable and words[1][0] != "-"
+        if not is_script or not can_fork(env, before):
             self._process = subprocess.Popen(
                 self.command,
                 cwd=directory,
@@ -322,8 +294,8 @@ class Process:
                 umask=umask,
             )
         else:
-            first, words = self.command[: len(before)], self.command[len(before) + 1 :]
-            self._process = nursery.Forked(words, directory, environment_with(env or {}), pass_fds, umask, first)
+            first = self.command[: len(before)]
+            self._process = nursery.Forked(words[1:], directory, environment_with(env or {}), pass_fds, umask, first)
         self.pid = self._process.pid
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

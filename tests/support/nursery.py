@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import types
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import wait
@@ -42,7 +43,7 @@ _numbers = itertools.count()
 class _Child:
     """A process from the nursery.
 
-    :param command: an installed script of Python's, and its arguments.
+    :param command: a script of Python's or ``-c`` and a program, and its arguments.
     :param streams: descriptors for its standard input, output and error.
     :param pass_fds: more descriptors that it inherits, under the same numbers.
     :param before: statements that it runs first.
@@ -65,7 +66,8 @@ class _Child:
             number = next(_numbers)
             what = [number, [*command], os.fspath(cwd), {**env}, [0, 1, 2, *pass_fds], umask, before]
             request = json.dumps(what).encode()
-            nursery = _nursery(not _WITH_ARROW.isdisjoint(command), *within)
+            is_plain = env.get("SBUS_PURE", "0") not in ("", "0")
+            nursery = _nursery(not _WITH_ARROW.isdisjoint(command), is_plain, *within)
             socket.send_fds(nursery, [request], [status, *streams, *pass_fds])
             answered = -1
             while answered != number:  # else it answers a start that was given up, as at a time limit
@@ -214,15 +216,18 @@ def run(
 
 
 @functools.cache
-def _nursery(with_arrow: bool, *within: str) -> socket.socket:
-    """Start a process that forks, by another command or by itself; it ends with this one."""
+def _nursery(with_arrow: bool, is_plain: bool, *within: str) -> socket.socket:
+    """Start a process that forks, by another command or by itself; it ends with this one.
+
+    :param is_plain: whether it uses no compiled module of sbus.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
     with theirs:
         process = subprocess.Popen(
             [*within, sys.executable, "-m", __name__, str(theirs.fileno()), *(["arrow"] if with_arrow else [])],
             cwd=_ROOT,
-            env={**os.environ, "PYTHONWARNINGS": "default"},
+            env={**os.environ, "PYTHONWARNINGS": "default", "SBUS_PURE": "1" if is_plain else "0"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # not that of this process: a child's buffer is its own
             pass_fds=[theirs.fileno()],
@@ -240,7 +245,9 @@ _get_cache = functools.cache(twisted.plugin.getCache)
 
 
 def _import_all(with_arrow: bool) -> None:
-    """Import what the scripts import."""
+    """Import what the scripts import, and what `runpy` imports to run them."""
+    import pkgutil  # noqa: F401
+
     import click
     import twisted.internet.epollreactor
     import twisted.scripts.twistd
@@ -311,12 +318,17 @@ def _run(request: bytes, descriptors: Sequence[int]) -> NoReturn:
     os.environ.update(env)
     exec(before, globals())
     sys.argv = command
-    sys.path[0] = os.path.dirname(command[0])
+    sys.path[0] = os.path.dirname(command[0])  # empty before a program, as Python has it
     _use_pythonpath(env.get("PYTHONPATH", ""))
     global _status
     _status = 1
     try:
-        runpy.run_path(command[0], run_name="__main__")
+        if command[0] == "-c":
+            program = command.pop(1)
+            sys.modules["__main__"] = module = types.ModuleType("__main__")
+            exec(program, module.__dict__)
+        else:
+            runpy.run_path(command[0], run_name="__main__")
         _status = 0
     except SystemExit as e:
         if e.code is not None and not isinstance(e.code, int):

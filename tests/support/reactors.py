@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from typing import Protocol as TypingProtocol
 from unittest import mock
 
+import pytest
 from twisted.internet import asyncioreactor, interfaces
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Protocol, connectionDone
@@ -39,6 +40,7 @@ __all__ = [
     "HandTurnedReactor",
     "PacketReactorBuilder",
     "Recorder",
+    "each_reactor",
     "hurried",
     "in_reactor",
     "received",
@@ -407,3 +409,12 @@ def in_reactor(test: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[An
             outcome[0].raiseException()
 
     return run
+
+
+def each_reactor(*cases: type[PacketReactorBuilder], is_quick: bool = False) -> dict[str, Any]:
+    """Return the tests of some cases, by name, on every reactor.
+
+    :param is_quick: whether quick runs have them on all reactors; else they have them on epoll, which twistd uses.
+    """
+    made = [item for case in cases for item in case.makeTestCaseClasses().items()]
+    return {name: test if is_quick or "EPoll" in name else pytest.mark.slow(test) for name, test in made}

@@ -70,7 +70,7 @@ class Sub:
 
     async def take(self, count: int) -> list[bytes]:
         """Return the payloads of the next `count` messages."""
-        return [(await self.get()).payload for _ in range(count)]
+        return [message.payload for message in await self._client.backend.get_each(self._client, self.raw, count)]
 
     async def get_many(self) -> list[Message]:
         """Wait for a message, then return all that are here."""
@@ -306,6 +306,11 @@ class Backend(ABC):
         async with asyncio.timeout(TIMEOUT):
             return await self.do(client, subscription.get)
 
+    async def get_each(self, client: Client, subscription: Any, count: int) -> list[Message]:
+        """Return the next `count` messages of a subscription."""
+        async with asyncio.timeout(TIMEOUT):
+            return [await self.do(client, subscription.get) for _ in range(count)]
+
     def iterate(self, subscription: Any) -> Any:
         return aiter(subscription)
 
@@ -442,6 +447,10 @@ class BlockingBackend(Backend):
 
     async def get(self, client: Client, subscription: Any) -> Any:
         return await self.do(client, subscription.get, TIMEOUT)
+
+    async def get_each(self, client: Client, subscription: Any, count: int) -> list[Message]:
+        # A change of threads for each message would cost more than all else.
+        return await self.do(client, lambda: [subscription.get(TIMEOUT) for _ in range(count)])
 
     def iterate(self, subscription: Any) -> Any:
         return iter(subscription)

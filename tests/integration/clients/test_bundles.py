@@ -16,7 +16,7 @@ from sbus.protocol.bundles import MAX_BUNDLE, _unbundle
 from tests.integration.clients import test_messages as messages
 from tests.integration.clients import test_requests as requests
 from tests.integration.clients.backends import Backend, Client, FakePeer, FakeServer, Gaps, TwistedBackend
-from tests.integration.clients.test_loss import NAME, QUICK, WHOAMI
+from tests.integration.clients.losses import NAME, QUICK, WHOAMI
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.packets import bundle
 from tests.support.servers import StartBus

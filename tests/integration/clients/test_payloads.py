@@ -23,7 +23,7 @@ from tests.integration.clients.backends import (
     TwistedBackend,
     turn,
 )
-from tests.integration.clients.test_loss import QUICK, WHOAMI
+from tests.integration.clients.losses import QUICK, WHOAMI
 from tests.support.harness import Bus
 from tests.support.packets import bundle, sealed
 

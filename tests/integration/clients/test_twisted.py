@@ -263,7 +263,7 @@ async def test_pull_producer_is_asked_when_nothing_waits(twisted: TwistedBackend
         assert 0 < producer.published < producer.count
         assert len(client.raw.outbox) == 1
     watch(producer.published)
-    got = numbers([await asyncio.to_thread(subscriber.recv) for _ in range(5000)])
+    got = numbers(await asyncio.to_thread(subscriber.receive, 5000))
     await client.fence()
     assert got == list(range(5000))
     assert max(steps) <= BATCH  # the reactor does other work, however fast the server is

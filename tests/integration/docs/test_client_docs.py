@@ -21,7 +21,7 @@ import pytest
 from sbus.client import aio, blocking, tx
 from sbus.testing import RunningBus
 from tests.integration.docs.test_docs import EXAMPLES, Script, page
-from tests.support import ROOT
+from tests.support import ROOT, harness
 from tests.support.harness import OTHER_USER, TIMEOUT, Client, Process
 from tests.support.queues import QueueProcess, ask
 from tests.support.servers import StartBus
@@ -47,7 +47,7 @@ def start(spawn: Callable[..., Any], directory: Path) -> Start:
 def run(name: str, *arguments: object, before: list[str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run an example to its end."""
     command = [*(before or []), sys.executable, str(EXAMPLES / name), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT)
+    return harness.run(command, timeout=2 * TIMEOUT)
 
 
 def output(name: str, *arguments: object, before: list[str] | None = None) -> str:

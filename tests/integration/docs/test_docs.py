@@ -8,7 +8,6 @@ import importlib
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import socket
@@ -30,7 +29,7 @@ from sbus.server.core.credentials import AccessSettings
 from sbus.server.core.limits import Limits
 from sbus.server.run.twistd import Options, makeService
 from tests.support import ROOT
-from tests.support.harness import OTHER_USER, TIMEOUT, Bus, Client, Process, numbered, twistd
+from tests.support.harness import OTHER_USER, TIMEOUT, Bus, Client, Process, numbered, run, twistd
 
 DOCS = ROOT / "docs"
 EXAMPLES = DOCS / "examples"
@@ -85,8 +84,8 @@ class Script(Process):
     """A process of any command, not only of twistd."""
 
     def __init__(self, directory: Path, *command: str | Path, env: dict[str, str | None] | None = None) -> None:
-        script = f"exec {shlex.join(map(str, command))}"  # what follows is the shell's arguments, unused
-        super().__init__(directory, [], env=env, before=["sh", "-c", script])
+        self.launcher = [*map(str, command)]
+        super().__init__(directory, [], env=env)
 
 
 @pytest.fixture
@@ -253,9 +252,7 @@ def test_the_complete_client(bus: Callable[..., Bus], spawn: Callable[..., Any],
     spy = started.client(b"", b"!/cred////")
     clock = spawn(Script, directory, sys.executable, EXAMPLES / "clock.py", "serve", started.address)
     clock.wait_log("the clock runs")
-    asked = subprocess.run(
-        [sys.executable, EXAMPLES / "clock.py", "ask", started.address], capture_output=True, text=True, timeout=TIMEOUT
-    )
+    asked = run([sys.executable, EXAMPLES / "clock.py", "ask", started.address])
     assert re.fullmatch(r"\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\n", asked.stdout), asked
     [question] = spy.sync()
     assert question.startswith(b"MSG clock/ask\0!/cred/")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.docs.test_client_docs import COMPILER, COOKBOOK
 from tests.integration.docs.test_docs import EXAMPLES, Script
-from tests.support.harness import TIMEOUT
+from tests.support.harness import TIMEOUT, run
 from tests.support.servers import StartBus
 
 FRAMES = "".join(f"(1080, 1920, 3) {number}.0 False\n" for number in range(3))
@@ -37,11 +37,11 @@ def test_example(bus: StartBus, spawn: Callable[..., Any], directory: Path, name
     command = [sys.executable, str(EXAMPLES / "payloads" / f"{name}.py")]
     receiver = spawn(Script, directory, *command, receive, address, *arguments)
     receiver.wait_log(printed.partition("\n")[0])
-    sent = subprocess.run([*command, send, address, *arguments], capture_output=True, text=True, timeout=TIMEOUT)
+    sent = run([*command, send, address, *arguments])
     assert (sent.returncode, sent.stdout, sent.stderr) == (0, "", "")
     assert receiver.wait() == 0
     assert receiver.log == printed
-    unused = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    unused = run(command)
     assert (unused.returncode, unused.stderr.count("\n")) == (1, 1), "without arguments it says how to run it"
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 
-from tests.support.harness import TIMEOUT, Client, Process, environment_with, numbered
+from tests.support.harness import TIMEOUT, Client, Process, numbered, run
 
 APPLICATION = """
 import os
@@ -118,14 +117,7 @@ class TestApplication:
 
 def run_program(directory, program, *arguments):
     """Run a Python program; returns what it prints as JSON."""
-    result = subprocess.run(
-        [sys.executable, "-W", "default", "-c", program, *arguments],
-        cwd=directory,
-        env=environment_with({}),
-        capture_output=True,
-        text=True,
-        timeout=6 * TIMEOUT,
-    )
+    result = run([sys.executable, "-c", program, *arguments], directory, timeout=6 * TIMEOUT)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     return json.loads(result.stdout)
