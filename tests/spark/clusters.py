@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.waiting import wait_until
 
-TIMEOUT = 240.0
+TIMEOUT = 600.0
 """Seconds for a step of a cluster on a busy machine."""
 BROUGHT = (
     "pyarrow",
