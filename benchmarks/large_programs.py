@@ -78,7 +78,7 @@ def _connected(address: str) -> socket.socket:
 
 
 def _buffer(size: int) -> mmap.mmap:
-    """Return memory at the beginning of a page; that of a bytearray can be where a Zen 3 copies five times slower."""
+    """Return memory that begins with a page; a Zen 3 can copy to a bytearray's memory five times slower."""
     return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 

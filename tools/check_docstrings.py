@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Check the markup of all docstrings, such as tables whose columns are too narrow; `make docs` takes minutes to do so.
+"""Check the markup of all docstrings, such as tables with columns that are too narrow; `make docs` takes minutes.
 
-It prints each error with its place, and exits with 1 if there is one.
+Print each error with its file and line, and exit with status 1 if there is any.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from docutils.frontend import get_default_settings
 from docutils.parsers.rst import Parser, roles
 from docutils.utils import Reporter, new_document
 
-for role in ("doc", "manpage", "ref"):  # those of Sphinx that docstrings have
+for role in ("doc", "manpage", "ref"):  # Sphinx roles that the docstrings use
     roles.register_generic_role(role, nodes.literal)
 parser = Parser()
 settings = get_default_settings(Parser)
-settings.report_level = Reporter.SEVERE_LEVEL + 1  # nothing is printed meanwhile
+settings.report_level = Reporter.SEVERE_LEVEL + 1  # docutils itself prints nothing
 errors = 0
 for path in sorted((Path(__file__).resolve().parents[1] / "sbus").rglob("*.py")):
     for node in ast.walk(ast.parse(path.read_text())):

@@ -70,7 +70,7 @@ class Theory(Generated):
 
 
 class ControlMessages(Generated):
-    """A row for each choice of the protocol: a control message that sets something."""
+    """The table of choices: the control messages that change a setting."""
 
     def run(self) -> list[nodes.Node]:
         self.arguments = ["sbus.protocol.controls"]

@@ -1,4 +1,4 @@
-"""How a command that runs for long stops at a signal: between two steps, or at once and without a trace."""
+"""Stop a long-running command at a signal: between two steps, or at once without leaving an unfinished file."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 
 class _Terminated(BaseException):
-    """SIGTERM has come."""
+    """SIGTERM has arrived."""
 
 
 @contextlib.contextmanager
 def unwinding() -> Iterator[None]:
-    """Let SIGTERM leave the block like an exception before it ends the process: an unfinished file is removed."""
+    """Make SIGTERM unwind the block like an exception before it ends the process, to remove unfinished files."""
 
     def on_signal(*_: object) -> None:
         raise _Terminated

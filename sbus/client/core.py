@@ -287,7 +287,7 @@ class ClientCore:
         """Subscribe a sink to a pattern.
 
         :param last: ask for the last values of matching keys too.
-        :param sender: take only messages whose sender is known; ask for senders, on this connection and on later ones.
+        :param sender: ask for senders, on this connection and later ones, and take only messages whose sender is known.
         :returns: the packets to send; without `last` and `sender`, none if another sink has the same pattern.
         :raises InvalidKey: if the protocol does not allow the pattern.
         :raises PacketTooLong: if the pattern does not fit a packet.

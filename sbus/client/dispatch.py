@@ -120,7 +120,7 @@ class Sink(Protocol):
 
 
 def only_named(sink: Sink) -> None:
-    """Have a sink take only messages whose sender is known, none from before the server began to name senders."""
+    """Make a sink take only messages whose sender is known, and none from before the server began to name senders."""
     deliver = sink.deliver
 
     def deliver_named(messages: list[Message]) -> None:

@@ -6,9 +6,9 @@ None and call `Request.answer` or `Request.fail` later. The first answer counts.
 If a handler raises, its program has a bug or a problem, and both ends must learn of it: the program's own log gets the
 traceback, and the requester the name of the exception. The requester does not get the exception's text, which may
 contain paths, keys of a database and whatever else the requester has no right to see. The text of a `RequestFailed` is
-meant for the requester, and reaches it. A reply that is too long, or for which the client's buffer has no room while
-there is no connection, or that the bus does not read in time, is no bug of the handler: the log gets one line with the
-cause and the remedy. The requester learns of a reply that is too long.
+meant for the requester, and reaches it. In three cases the handler is not at fault: the reply is too long; there is no
+connection, and the client's buffer has no room; or the bus does not read the reply in time. Then the log gets one line
+with the cause and the remedy. The requester learns only of a reply that is too long.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Request(Message):
     _bus: _Bus | None = None
     _message: Message
     _is_answered = False
-    _unsent: PacketTooLong | BufferFull | TimedOut | None = None  # the error that kept an answer from being sent
+    _unsent: PacketTooLong | BufferFull | TimedOut | None = None  # the error that prevented the sending of an answer
 
     @classmethod
     def received(cls, bus: _Bus, message: Message) -> Self:
@@ -104,7 +104,7 @@ class Request(Message):
 
         :raises sbus.errors.PacketTooLong: if the reply does not fit a packet.
         :raises sbus.errors.BufferFull: if nothing more can wait for a connection.
-        :raises sbus.errors.TimedOut: in the blocking client, if the time of a call is over and the bus does not read.
+        :raises sbus.errors.TimedOut: in the blocking client, if a call's time is over before the bus reads the reply.
             The client's next call sends the reply.
         :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """

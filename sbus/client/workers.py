@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 
-:ref:`queue-wire` has the table of the messages. A `WorkCore` owns three subscriptions: its inbox, a secret key with a
-random *token* in it; the key that shows the service that it lives; and the key on which the service reports that it is
-ready.
+:ref:`queue-wire` has the table of the messages. A `WorkCore` owns three subscriptions: its inbox, a secret key that
+contains a random *token*; the key that shows the service that the worker is alive; and the key on which the service
+reports that it is ready.
 
 *Announcing.* The worker announces itself when it begins, when the service says that it is ready, and when the server
 reports on the service's key, as it does after each reconnect. Each announcement begins a *round* and names the jobs

@@ -46,8 +46,8 @@ from twisted.scripts.twistd import run
 sys.argv[0] = 'twistd'
 run()
 """
-"""Until the service has its own handlers (`sbus.daemon.process`), Ctrl-C ends it at once and without a traceback. The
-handler of Python raises an exception, which Twisted ignores while it imports plugins."""
+"""Until the service has its own handlers (`sbus.daemon.process`), Ctrl-C ends it at once and without a traceback.
+Python's handler raises an exception, which Twisted ignores while it imports plugins."""
 
 
 def twistd_command(service: str, *options: str, logger: str | None = None) -> list[str]:

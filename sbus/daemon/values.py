@@ -16,7 +16,7 @@ __all__ = ["LONGEST", "amount", "choice", "duration", "mode", "seconds", "size"]
 _MOST = 10**15
 """No sensible amount is this large: as seconds or days, it is beyond what clocks count."""
 LONGEST = float(_MOST)
-"""Seconds of the longest time."""
+"""The longest time that an option accepts, in seconds."""
 _BYTES_PER_UNIT = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SECONDS_PER_UNIT = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -97,7 +97,7 @@ def size(option: str, least: int = 1) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """Return a time such as ``500ms`` or ``1h`` in seconds; -1 if the text is no time."""
+    """Return a time such as ``500ms`` or ``1h`` in seconds, or -1 if the text is not a time."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(ms|s|m|h|d|)", text)
     return float(match[1]) * _SECONDS_PER_UNIT[match[2]] if match else -1.0
 

@@ -41,8 +41,9 @@ lost messages that they had time for."""
 MOST_BYTES = 16 << 20
 """Bytes of memory of one mailbox, at most; see `Lines.most_bytes` (row ``max-packets``: 40 packets)."""
 MEMBERSHIPS = 80
-"""Groups in which receivers are looked up; if mail waits for more, they count as waiting (row ``eager-groups``: 65). A
-stranger whose mail was for 256 made each message to two of its receivers cost the publisher 48 µs instead of 8."""
+"""The most groups of waiting mail in which to look a receiver up; past it, every receiver counts as waiting (row
+``eager-groups``: 65). When a user's mail was for 256 groups, each message to two of its receivers cost the publisher
+48 µs instead of 8."""
 QUANTUM = 500_000
 """Nanoseconds of one turn while several users are active. With 4 ms, a bystander with 256 messages under way had a
 tenth of its throughput beside a flood (row ``stopped``); with 0.15 or 2 ms, a crowd had half as much as with 0.5 or 1
@@ -92,9 +93,9 @@ class Lines:
     :ivar hung_up: those whose peer has hung up; they go first.
     :ivar held: readers that wait because their messages have no room in this mail, and whether they have hung up; they
         come back to their lines with the next room. One that has hung up keeps all readers after it waiting.
-    :ivar most_bytes: bytes of memory that the mail may take.
+    :ivar most_bytes: the most bytes of memory that the mail may occupy.
     :ivar work: nanoseconds that the mail is estimated to take.
-    :ivar bytes: bytes of memory that the mail takes.
+    :ivar bytes: bytes of memory that the mail occupies.
     :ivar ns: nanoseconds that a copy has taken lately.
     :ivar last_turn: the number of the user's last turn; 0 if it has had none.
     :ivar on_rest: called once, when the user `has_rested`.
@@ -151,7 +152,7 @@ class Lines:
     # --- mail --------------------------------------------------------------------------------
 
     def waits(self, *receivers: Any) -> bool:
-        """Return whether mail may be for one of these receivers: new packets for them then have to go after that."""
+        """Return whether mail may wait for one of these receivers: new packets for them must then follow that mail."""
         if not self.mail:
             return False
         if len(self.waiting) > MEMBERSHIPS or not self.letters.keys().isdisjoint(receivers):
@@ -164,7 +165,7 @@ class Lines:
         :param account: the key of the part to charge: that user's UID, or an author that a link has named; None for the
             program around the bus, whose mail is bounded only in bytes.
         :param work: nanoseconds that the messages will take.
-        :param size: the bytes of memory that they take.
+        :param size: the bytes of memory that they occupy.
         :param after_gap: whether the last messages were lost. Then there is room only when half of the work is done: a
             mailbox with a gap after each entry would take several times as long.
         """

@@ -346,8 +346,8 @@ class PriorityBacklog:
     Replies go first, in the order of their questions. Messages that were taken and not sent stay sorted, before the
     heap: for a receiver that takes a few packets at a time, thousands need not be put back each time.
 
-    Ranks stand in the heap, and the messages in a dictionary from their arrivals, which has these in order: to sort
-    65,000 messages by arrival for the next order would stop the server for 20 ms.
+    The heap holds the ranks. A dictionary maps arrivals to messages, in the order of arrival: to sort 65,000 messages
+    by arrival for the next order would stall the server for 20 ms.
     """
 
     __slots__ = ("_arrival", "_first", "_heap", "_key", "_ranked", "_replies", "_taken", "_unranked", "newest_first")
@@ -409,7 +409,7 @@ class PriorityBacklog:
             (key(arrival, len(packet), newest_first), arrival)
             for arrival, packet in enumerate(islice(waiting, most), before + 1)
         ]
-        for _, arrival in entries:  # not before: an order that fails is asked for the same packets again
+        for _, arrival in entries:  # not earlier: if the order raises, the next call ranks the same packets again
             self._ranked[arrival] = waiting.popleft()
         self._arrival += len(entries)
         if len(entries) * _HEAP_AT_ONCE > len(heap):

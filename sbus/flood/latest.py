@@ -2,12 +2,12 @@
 
 .. rubric:: Theory of operation
 
-A `KeyIndex` knows where in a backlog the newest message of each key stands. When its receiver chooses ``latest``, and
-when it is asked, it first reads the messages that were added to the backlog since the last time, but only the last
-`_READ` of them: nobody can stall the bus by filling backlogs and then choosing ``latest``. So it reads no message
-twice, however often the receiver changes its strategy in between. Places of messages that were sent stay in the index
-until they outnumber the waiting ones, or until the keys take twice the memory that they took when the index was swept
-last. The queue charges the receiver's user for that memory.
+A `KeyIndex` holds the place of each key's newest message in a backlog. When its receiver chooses ``latest``, and at
+each look-up, the index first reads the messages added to the backlog since the last time, so it never reads a message
+twice, however often the receiver changes its strategy in between. It reads only the last `_READ` of them: no client can
+stall the bus by filling backlogs and then choosing ``latest``. The places of sent messages stay in the index until they
+outnumber those of waiting messages, or until the keys take twice the memory that they took after the last sweep. The
+queue charges the receiver's user for that memory.
 """
 
 from __future__ import annotations

@@ -529,7 +529,7 @@ class OutgoingQueue:
     # --- the backlog ------------------------------------------------------------------------------
 
     def _read_keys(self) -> None:
-        """Read the keys of what waits, if newer messages are to replace it."""
+        """Read the keys of the waiting messages, if newer ones are to replace them."""
 
     def _forget_keys(self) -> None:
         if self._keys is not None:

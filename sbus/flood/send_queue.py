@@ -377,7 +377,7 @@ class SendQueue(OutgoingQueue):
     # --- the newest of a key ----------------------------------------------------------------------
 
     def _read_keys(self) -> None:
-        # With the next message, all its receivers would do so in one step: 2 ms for each.
+        # Otherwise, all receivers of the next message would read their keys in one step: 2 ms for each receiver.
         if self.settings.soft.always is Verdict.REPLACE:
             self._replace([])
 

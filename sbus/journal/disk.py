@@ -95,7 +95,7 @@ def write(fd: int, data: bytes | memoryview, at: int) -> None:
 
 
 def too_long() -> OSError:
-    """Return the error for a file that may not be as long as it has to be (RLIMIT_FSIZE), with the remedy."""
+    """Return the error for a file that would exceed the limit on its length (RLIMIT_FSIZE), with the remedy."""
     remedy = "raise the limit on the length of files (prlimit --fsize, LimitFSIZE=)"
     return OSError(errno.EFBIG, f"{os.strerror(errno.EFBIG)}: {remedy}")
 

@@ -47,7 +47,7 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
         raise
     except (FileNotFoundError, JournalError):
         records = []
-    # A writer keeps an index, and writes to it first: without records, none is appending to this segment.
+    # A writer appends to the index first. If the index has no records, no writer is appending to this segment.
     is_searched = segment.closed or not records
     if not segment.closed:
         while records and records[-1].type != SYNC:

@@ -8,8 +8,8 @@ A segment is two files that grow together (`sbus.journal.index` describes the se
 * An `OSError` leaves the segment as it was before the call, or marks it `SegmentWriter.suspect`. A suspect segment
   takes no more batches: its writer closes the files and calls `SegmentWriter.reopen`.
 * Synced bytes are never changed and never cut off, even if they are damaged.
-* An ``.arrows`` with bytes, and without an index or with an empty one, is damaged: its name comes to the disk after
-  that of the index, and its bytes after the first record; they go before these.
+* An ``.arrows`` that has bytes, but no index or an empty one, is damaged: its name reaches the disk after that of the
+  index, and its bytes after the first record. When files are removed, the ``.arrows`` goes first.
 
 There is one way back from every accident, `SegmentWriter.reopen`. It serves for a segment that a crash left open, and
 for one whose disk has failed. Nothing that it keeps is safe before the next sync; `SegmentWriter.finish` makes it so.
@@ -102,7 +102,7 @@ class SegmentWriter:
            and a segment with a summary is not opened again.
 
         :param mode: the permissions of files that have to be created.
-        :raises FileNotFoundError: if it has rows and no index, or an empty one; nothing is changed.
+        :raises FileNotFoundError: if it has rows, but no index or an empty one; nothing is changed.
         :raises OSError: if that fails; it may be tried again.
         """
         arrows = disk.open_existing(segment.path(ARROWS))
@@ -154,7 +154,7 @@ class SegmentWriter:
             disk.write(self._arrows, body, self.size)
             self._index_size += RECORD_SIZE
             self._advance_to(record)
-        if self._index_size:  # else nothing is kept, and `finish` removes both files, the index last
+        if self._index_size:  # otherwise nothing is kept, and `finish` removes both files, the index last
             disk.truncate(self._index, self._index_size)
         if size > self.size and os.pread(self._arrows, len(END_OF_STREAM) + 1, self.size) != END_OF_STREAM:
             self.torn = size - self.size
@@ -176,7 +176,7 @@ class SegmentWriter:
         end = self.size + len(data)
         longest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         if longest != resource.RLIM_INFINITY and end + len(END_OF_STREAM) > longest:
-            raise disk.too_long()  # else the segment could not be closed
+            raise disk.too_long()  # otherwise there would be no room for the end-of-stream marker
         record = Record(type_, kind, self.size, end, self.next_seq, rows, zlib.crc32(data), min_time, max_time)
         self._append(record, data)
 
@@ -184,7 +184,7 @@ class SegmentWriter:
         try:
             disk.write(self._index, record.pack(), self._index_size)
             if record.type == HEAD:
-                disk.sync(self._index)  # so that no power cut leaves rows and an empty index
+                disk.sync(self._index)  # so that a power cut never leaves rows with an empty index
             disk.write(self._arrows, data, self.size)
         except BaseException:
             try:

@@ -236,7 +236,7 @@ class State:
     # --- identity -----------------------------------------------------------------------------
 
     def fields(self) -> dict[str, Any]:
-        """Return what ``lake.json`` says, at least the ID; nothing, if there is none.
+        """Return the fields of ``lake.json``, which include the ID; return no fields if there is no such file.
 
         :raises sbus.errors.SbusError: if it is damaged.
         """
@@ -247,7 +247,7 @@ class State:
             return {}
         id_ = found.get("id")
         if not (isinstance(id_, str) and ID.fullmatch(id_)):
-            raise LakeError(f"{path}: it has no ID of a lake: restore it from a copy")
+            raise LakeError(f"{path}: it has no lake ID: restore it from a copy")
         return found
 
     def identity(self, format_: str) -> str:
@@ -256,7 +256,7 @@ class State:
         Call this with the writer's lock held.
 
         :param format_: the table format, which is kept with it.
-        :raises sbus.errors.SbusError: if the file that has it is damaged.
+        :raises sbus.errors.SbusError: if ``lake.json`` is damaged.
         :raises OSError: if it cannot be written.
         """
         if found := self.fields():

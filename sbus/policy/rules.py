@@ -24,7 +24,7 @@ PATTERN_FIELDS = ("publish", "subscribe", "subscribe_exact", "deny_publish", "de
 """The fields of a rule that are patterns."""
 
 RESERVED_NAMES = frozenset({"closed", "credentials", "default", "secret", "several"})
-"""The names that refusals report where no rule of a policy decided."""
+"""The names that refusals report if no rule of a policy decided."""
 
 LEAST_USER_MEMORY = 64 << 10
 """The smallest share of memory of a user, in bytes, here and of ``--user-memory``: enough for a few clients."""
@@ -51,7 +51,7 @@ class Identity(NamedTuple):
 class Verdict:
     """An answer, and the rule behind it. A policy has one object for each rule and answer.
 
-    :ivar rule: the name of the deciding rule; one of `RESERVED_NAMES` where no rule decided.
+    :ivar rule: the name of the deciding rule; one of `RESERVED_NAMES` if no rule decided.
     :ivar where: ``FILE:LINE`` of what decided; empty for a default that no file gives.
     :ivar is_audited: whether an allowed use leaves a line in the audit log; every refusal does.
     """

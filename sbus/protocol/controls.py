@@ -1,9 +1,9 @@
 """Control messages: their keys, and one table of choices for server, clients, command line and docs.
 
 A control message is ``CMSG <key>``, optionally with a payload. A *choice* has a row in `CONTROLS`, and its effect in
-`sbus.server.bus.choices`. It belongs to a *group*, of which the newest choice is in force. All others, questions and
-messages of links, are handled by `sbus.server.asks.requests`. A plugin adds strategies and orders without a row: the
-group of such a key is the part before its last slash.
+`sbus.server.bus.choices`. It belongs to a *group*; the newest choice of a group is in force.
+`sbus.server.asks.requests` handles all other control messages: questions, and messages of links. A plugin adds
+strategies and orders without a row: the group of such a key is the part before its last slash.
 
 Protocol: "Control messages", "Flood control", "Echo", "Bundles", "Payloads", "Receipts", "Sender", "Bye", "Denied",
 "Interest", and "Last values".
@@ -95,7 +95,7 @@ class Control:
     """One choice.
 
     :ivar key: the key, as sent.
-    :ivar group: the name of the setting; the newest choice of it is in force.
+    :ivar group: the name of the setting; its newest choice is in force.
     :ivar default: whether it is in force before any message of its group was sent.
     :ivar answer: the server's reply.
     :ivar repeated: whether a client sends it again after reconnecting.

@@ -45,7 +45,7 @@ def open_journal(directory: str, settings: Settings) -> JournalWriter:
         if error.errno in _DISK_FULL:
             remedy = ": free space on that file system, then start again"
         elif error.errno == EFBIG:
-            remedy = ", then start again"  # its text has the rest
+            remedy = ", then start again"  # the error's text names the rest of the remedy
         else:
             remedy = ": name another directory (--journal), or let this user write there"
         raise JournalError(f"the journal {directory} cannot be written: {error.strerror}{remedy}") from error

@@ -25,8 +25,8 @@ Invariants:
   descriptors (it is not exactly ``bytes``) or an unknown key ends it, and the full parser handles that packet. So the
   fast path never reports an error.
 * Keys that are judged differently have different routes (`sbus.routing.route`), so a run is judged as a whole.
-* The server does not use runs at all while something has to see each message by itself: an observer of ``published``,
-  or a credentials plugin whose verdicts hold for one message.
+* The server does not use runs at all while an observer of ``published``, or a credentials plugin whose verdicts hold
+  for one message only, has to see each message by itself.
 
 The compiled twin does not copy or hash a key that equals the key before it: it compares the bytes in place. Its objects
 contain only ``bytes``, so it takes each message out of the garbage collector's list.

@@ -6,7 +6,7 @@ Theory of operation
 The reactor calls `doRead` when any socket is ready. The multiplexer asks its own epoll(7) set, serves up to 64 ready
 sockets, then makes the calls that were deferred meanwhile; this is one *pass*. As long as a pass has read something and
 nobody objects (`ask_after_pass`), passes follow each other in one turn of the reactor: up to 8 within about 5 ms, and
-up to 32 within half a millisecond.
+up to 32 within 0.5 ms.
 
 =====================================  ================================================================================
 the reactor watches each socket        the multiplexer

@@ -100,11 +100,11 @@ class SendingHalf(Endings):
     :param send_buffer: the socket's send buffer, if it is to grow; else it is left as it is.
     :ivar queue: the `IPacketQueue` that is sent from; a protocol can replace it.
     :ivar send_batch: sends packets to the socket as `sbus.syscalls.batch.send_packets` does; it can be replaced.
-    :ivar plain_socket: the socket, as long as packets may go past the transport, and none are bundled; else None.
+    :ivar plain_socket: the socket, while packets may bypass the transport and none are bundled; otherwise None.
     """
 
     _has_bypass = True
-    """Whether packets may go past the transport, straight to its socket."""
+    """Whether packets may bypass the transport and go straight to its socket."""
 
     _log = Logger(namespace="sbus.seqpacket")
 

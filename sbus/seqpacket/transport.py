@@ -530,7 +530,7 @@ class PacketTransport(SendingHalf):
             return
         self._stop_polling()
         payloads = self._payloads
-        self._payloads, self.send_batch = None, _closed  # which may refer to this object
+        self._payloads, self.send_batch = None, _closed  # the old `send_batch` may refer to this object
         self.move(Event.CLOSE)
         self._undelivered = None
         self.queue.discard_all()

@@ -76,10 +76,11 @@ cdef enum:
     # client to another cost 41 µs in place of 76: the cache holds a packet until it is sent, and the heap of a
     # program that receives does not grow, and shrink again, with each read.
     LARGE_READ_PART = 8
-    # Bytes in front of the first buffer. AMD's Zen 3 copies five times slower (64 KiB in 26 µs in place of 5) to a
-    # place that is 1 to 31 bytes after its source, counted within pages. The kernel keeps most of a large packet at the
-    # beginning of pages, so a buffer there meets this with whole pages of payload after a head of up to 31 bytes. With
-    # a cache line in front, the server took 19 µs in place of 33 for 64 KiB (benchmarks/large.py).
+    # Bytes in front of the first buffer. AMD's Zen 3 copies five times slower (64 KiB in 26 µs instead of 5) if the
+    # destination's offset within its page is 1 to 31 bytes above that of the source. The kernel stores most of a large
+    # packet from the beginning of pages. So whole pages of payload after a head of up to 31 bytes would be copied
+    # slowly into a buffer that begins with a page. With a cache line in front, 64 KiB cost the server 19 µs instead of
+    # 33 (benchmarks/large.py).
     OFFSET = 64
     # Bytes in one batch past which the buffers' memory is given back to the kernel.
     LARGE = 1 << 22

@@ -30,7 +30,7 @@ __all__ = ["AsyncioRecordingClient", "RecordingClient", "TwistedRecordingClient"
 
 _TIMEOUT = 5.0
 """Default time-out in seconds of `wait_for` and `settle`."""
-_CLOSED = "the recording client was closed: make another one to record more"
+_CLOSED = "the recording client was closed: create another one to record more"
 
 
 def _timed_out(messages: list[Message], count: int, timeout: float) -> TimedOut:

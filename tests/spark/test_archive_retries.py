@@ -147,7 +147,7 @@ def test_closed_hours_are_compacted_meanwhile(spark, new_journal, tmp_path, monk
         assert upkeep is not None
 
         def work_until(is_right: Callable[[], bool]) -> None:
-            """Let the archive work: any time on a slow machine, but nothing may take a minute."""
+            """Let the archive work: it may take any time on a slow machine, but no single step may take a minute."""
             seen, deadline = (-1, 0, 0), 0.0
             while not is_right():
                 if seen != (found := (archive.rows, upkeep.failed, upkeep.done)):

@@ -80,7 +80,7 @@ def run(
     pass_fds: Sequence[int] = (),
     timeout: float = TIMEOUT,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, without input; the interpreter's is a fork where it may be: a script, or ``-c``.
+    """Run a command to its end, without input. Fork a Python script or ``-c`` program from the nursery if possible.
 
     :param env: changes of the environment; see `environment_with`.
     :param before: a command that starts the one given behind it.
@@ -257,7 +257,7 @@ class Process:
 
     :param arguments: twistd's, the plugin's name included.
     :param before: a command that starts the one given behind it.
-    :ivar launcher: a command in the place of ``twistd``; only scripts of Python's are forks, as ``twistd`` is.
+    :ivar launcher: a command to run instead of ``twistd``; only Python scripts, such as ``twistd``, are forked.
     """
 
     launcher: Sequence[str] = ()

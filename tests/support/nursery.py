@@ -43,7 +43,7 @@ _numbers = itertools.count()
 class _Child:
     """A process from the nursery.
 
-    :param command: a script of Python's or ``-c`` and a program, and its arguments.
+    :param command: a Python script, or ``-c`` and a program, with its arguments.
     :param streams: descriptors for its standard input, output and error.
     :param pass_fds: more descriptors that it inherits, under the same numbers.
     :param before: statements that it runs first.
@@ -217,7 +217,7 @@ def run(
 
 @functools.cache
 def _nursery(with_arrow: bool, is_plain: bool, *within: str) -> socket.socket:
-    """Start a process that forks, by another command or by itself; it ends with this one.
+    """Start a process that forks, directly or through another command; it ends with this process.
 
     :param is_plain: whether it uses no compiled module of sbus.
     """
@@ -245,7 +245,7 @@ _get_cache = functools.cache(twisted.plugin.getCache)
 
 
 def _import_all(with_arrow: bool) -> None:
-    """Import what the scripts import, and what `runpy` imports to run them."""
+    """Import the modules that the scripts import, and those that `runpy` imports to run them."""
     import pkgutil  # noqa: F401
 
     import click
@@ -318,7 +318,7 @@ def _run(request: bytes, descriptors: Sequence[int]) -> NoReturn:
     os.environ.update(env)
     exec(before, globals())
     sys.argv = command
-    sys.path[0] = os.path.dirname(command[0])  # empty before a program, as Python has it
+    sys.path[0] = os.path.dirname(command[0])  # empty for a program given with -c, as in Python
     _use_pythonpath(env.get("PYTHONPATH", ""))
     global _status
     _status = 1

@@ -1,4 +1,4 @@
-"""Connect as other users: each time in a fork of one small process, which saves the start of Python."""
+"""Connect as other users, each time in a fork of one small process: no Python has to start."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ while True:
     answers.sendmsg([b"%d %d" % (posix.getpid(), error)], [rights])
     posix._exit(0)
 """
-"""A program that connects as other users, each time in a fork. What it imports is in C, so that a fork costs little."""
+"""A program that connects as other users, each time in a fork. It imports only C modules, so a fork costs little."""
 
 
 @functools.cache
 def _connector() -> socket.socket:
-    """Start the process that connects as other users; it ends with this one."""
+    """Start the process that connects as other users; it ends with this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen([sys.executable, "-I", "-S", "-c", _CONNECT], stdin=theirs.fileno())

@@ -414,7 +414,7 @@ def in_reactor(test: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[An
 def each_reactor(*cases: type[PacketReactorBuilder], is_quick: bool = False) -> dict[str, Any]:
     """Return the tests of some cases, by name, on every reactor.
 
-    :param is_quick: whether quick runs have them on all reactors; else they have them on epoll, which twistd uses.
+    :param is_quick: whether quick runs use all reactors for them; otherwise they use only epoll, like twistd.
     """
     made = [item for case in cases for item in case.makeTestCaseClasses().items()]
     return {name: test if is_quick or "EPoll" in name else pytest.mark.slow(test) for name, test in made}

@@ -110,7 +110,7 @@ def mail(publish: int, choose: int, readers: int = 3) -> Callable[[int], None]:
 
 
 def gaps() -> Callable[[int], None]:
-    """Messages of each group of readers that found no room in their mail, again after each reply."""
+    """Messages that found no room in the mail, for each group of readers, again after each reply."""
     peers, publisher = [bus.connect(uid=1000) for _ in range(200)], bus.connect(uid=2000)
     for number, peer in enumerate(peers):
         peer.send(*[b"SUB %d" % key for key in range(20) if key != number])

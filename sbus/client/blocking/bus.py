@@ -287,7 +287,7 @@ class Bus(BlockingConnection[Subscription]):
         return self._run_long(lambda: self._request(key, payload), timeout)
 
     def _run_long(self, call: Callable[[], Coroutine[PolledWaiter, None, T]], timeout: float | None) -> T:
-        """Run a call that sends the payload of the application; see `_learn_limit`."""
+        """Run a call that sends the application's payload; see `_learn_limit`."""
         try:
             return self._run(call(), timeout)
         except PacketTooLong as e:

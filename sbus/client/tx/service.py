@@ -108,7 +108,7 @@ class BusClientService(Service):
             self._setting_up.cancel()
         for deferred in waiters:
             if not deferred.called:
-                deferred.errback(Closed("the service was stopped before it was connected: start it, and wait again"))
+                deferred.errback(Closed("the service was stopped before it was connected: start it and wait again"))
         if bus is not None:
             try:
                 await bus.close().addTimeout(_STOP_TIMEOUT, self._reactor)

@@ -1,4 +1,4 @@
-"""Requests: the control messages that are no choices, and their answers.
+"""Requests: the control messages that are not choices, and their answers.
 
 Protocol: "Who am I?", "Interest", "Last values", "Links".
 """

@@ -1,7 +1,7 @@
 """Choices: the control messages that change which packets a client gets, and how.
 
 `handle` finds a strategy or an order by its selector, any other choice by its group, and a question among the requests
-(`sbus.server.asks.requests`). A choice about packets to the client is in force from its place in the client's stream on
+(`sbus.server.asks.requests`). A choice about packets to the client takes effect at its place in the client's stream
 (`ReceivingHalf.in_order`); its answer is a reply.
 """
 
@@ -144,4 +144,4 @@ _HANDLERS: dict[bytes, Callable[[ReceivingHalf, bytes], bool]] = {
     controls.OBSERVER: _observer,
     controls.CHAIN: _chain,
 }
-"""The handler of a choice, by its group; it returns whether the message was understood."""
+"""The handlers of choices, by group; each returns whether it understood the message."""

@@ -13,7 +13,7 @@ delivered first
 it waits for a turn     its user has one, or room in the mail (`sbus.fair`)
 its pace is too high    its user has tokens again (`sbus.server.bus.pace`)
 a snapshot is loading   the last packet of it has been queued
-too many replies wait   it has read some: `MAX_REPLIES`, with those held back and all its letters in the mail
+too many replies wait   it has read some: `MAX_REPLIES`, counting replies held back and its letters in the mail
 ======================  ===========================================================================================
 
 The memory that the client holds, here and in the kernel, is charged to its user (`Connection.memory`).
@@ -93,7 +93,7 @@ class Connection(_Hot, ABC):
         self.pattern_memory = 0
         self._buffer = self._in_kernel = 0
         self._kept = 0  # packets that were read, and wait to be handled
-        self._unsent = 0  # letters in the mail, and replies that are held back
+        self._unsent = 0  # for letters in the mail and for replies that are held back
 
     # --- the user who pays -------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class Connection(_Hot, ABC):
         )
 
     def _has_replies(self) -> bool:
-        """Return whether replies and letters have to leave first: too many wait, or the user has no memory for more."""
+        """Return whether replies and letters must leave first: too many wait, or the user may hold no more memory."""
         replies = self.queue.replies + self._letters + len(self._held)
         return replies > MAX_REPLIES or (replies > 0 and not self.user.may_hold(0))
 

@@ -298,7 +298,7 @@ class Delivery(Handover):
             if queue is None or receiver is link:
                 continue
             if not queue.settings.receipts and receiver not in receiver.user.lines.letters:
-                continue  # a letter may be its choice of receipts
+                continue  # a letter in the mail may be its choice of receipts
             if not self.post(receiver, "loss", partial(self._miss, receiver, messages, size)):
                 self._miss(receiver, messages, size)
 

@@ -67,13 +67,13 @@ GAP_GROUPS = 16
 readers connected took their user 8 s, and the server as long to stop (row ``eager-most``)."""
 _NEVER = 1 << 62
 ENTRY_MEMORY = 400
-"""Bytes of memory that an entry of messages takes beside its packets."""
+"""Bytes of memory that an entry of messages takes in addition to its packets."""
 LETTER_MEMORY = 700
-"""Bytes of memory that a letter takes, with a client's settings; a reply has its packet besides."""
+"""Bytes of memory that a letter takes, including a client's settings; the packet of a reply is extra."""
 LOSS_MEMORY = 120
 """Bytes of memory of one group, or one receiver, in a gap."""
 RUN_MEMORY = 96
-"""Bytes of memory that an entry takes for each run that joins it, beside its packets."""
+"""Bytes of memory that an entry takes for each run that joins it, in addition to the run's packets."""
 
 _log = Logger(namespace="sbus.bus")
 
@@ -147,7 +147,7 @@ class Mail:
         """Add messages.
 
         :param size: their bytes.
-        :param memory: the bytes of memory that they take.
+        :param memory: the bytes of memory that they occupy.
         :param work: the nanoseconds that they will take.
         :param account: the key of the part of the mailbox to charge; None for the program around the bus.
         :param signature: the publisher's signature.
@@ -325,7 +325,7 @@ class Gap:
         self._lines.settle(group)
 
     def _charge(self) -> None:
-        """Charge the memory that the losses take now, and give back what they no longer take."""
+        """Charge the memory that the losses take now, and return the memory that they no longer take."""
         memory = LOSS_MEMORY * (len(self._groups) + len(self._receivers))
         self._user.charge_memory(memory - self._memory)
         self._memory = memory

@@ -12,10 +12,10 @@ into the mail as letters (`ReceivingHalf.in_order`).
 what comes            how it gets to the client
 ====================  =============================================================================================
 messages              `sbus.server.bus.handover` puts them into the queue, or past it to the socket
-replies, notices      never dropped; past `MAX_REPLIES`, with letters of any kind, the client is not read
+replies, notices      never dropped; past `MAX_REPLIES`, counting letters of any kind, the client is not read
 a reply held back     leaves a place, and later replies wait for it (`hold_replies`)
-a choice              of strategy, order, receipts, bundles or senders is in force from its place on; any other at
-                      once. Before the answer to a choice of senders, all waiting messages are sent
+a choice              of strategy, order, receipts, bundles or senders takes effect at its place; any other at once.
+                      Before the answer to a choice of senders, all waiting messages are sent
 a snapshot            a `Front` before the queue; the client is not read until the last packet has been queued
 room in the socket    sent on at once, or in turns while several users are active (`Drain`)
 ====================  =============================================================================================
@@ -231,7 +231,7 @@ class ReceivingHalf(Connection):
         return True
 
     def _post(self, kind: str, call: Callable[[], object], size: int = 0) -> bool:
-        """Put a letter into the mail, if anything waits there for the client; charge its memory, and `size` bytes."""
+        """Put a letter into the mail, if mail waits for the client; charge the letter's memory and `size` bytes."""
         size += LETTER_MEMORY
         if not self._delivery.post(self, kind, partial(self._open, call, size)):
             return False
@@ -242,7 +242,7 @@ class ReceivingHalf(Connection):
         return True
 
     def _open(self, call: Callable[[], object], size: int) -> None:
-        """Do what a letter has waited for."""
+        """Run the call of a letter whose place in the stream has come."""
         self._letters -= 1
         self._charge_unsent(-size)
         call()
@@ -258,7 +258,7 @@ class ReceivingHalf(Connection):
 
     def put_in_force(self, settings: ClientSettings) -> None:
         """Use the client's choices from now on: their place in its stream has come."""
-        self._delivery.flush()  # the client's own messages before it, from the same batch
+        self._delivery.flush()  # first the client's earlier messages to itself, from the same batch
         self._in_force = settings
         self._configure_queue()
 
@@ -314,7 +314,7 @@ class ReceivingHalf(Connection):
         self._maybe_resume()
 
     def _charge_unsent(self, size: int) -> None:
-        """Charge the memory of a letter, or of a reply that is held back; below 0: give it back."""
+        """Charge `size` bytes of a letter or of a reply that is held back; a negative size returns them."""
         self._unsent += size
         self.user.charge_memory(size)
 
@@ -529,5 +529,5 @@ class ReceivingHalf(Connection):
 
 
 def _memory(reply: bytes) -> int:
-    """Return the memory of a reply that is not in the queue yet."""
+    """Return the bytes of memory of a reply that is not in the queue yet."""
     return len(reply) + PRICE + REPLY

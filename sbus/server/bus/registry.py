@@ -115,7 +115,7 @@ class SubscriptionRegistry(Service):
     :ivar attached: the programs that belong to the bus, such as its recorder, and whether each is connected.
     :ivar deliver: see `sbus.server.bus.delivery.Delivery.deliver`.
     :ivar guard: judges the messages and subscriptions of clients.
-    :ivar fast_path: whether messages can be handled in runs: no plugin and no observer has to see each one.
+    :ivar fast_path: whether messages can be handled in runs: no plugin and no observer has to see each message.
     """
 
     name = "registry"

@@ -32,7 +32,7 @@ class Counters:
     :ivar payloads: of the published messages, the ones whose payload was in sealed memory.
     :ivar payload_bytes: the bytes of these payloads.
     :ivar payloads_missing: payloads that have arrived without their memory.
-    :ivar conflated: of the routed copies, the ones that a newer message replaced (``blocking/soft/latest``).
+    :ivar conflated: routed copies that a newer message replaced (``blocking/soft/latest``).
     :ivar violations: packets that broke the protocol.
     :ivar violations_by: the same, by the rule.
     :ivar denied: packets that clients were not allowed to send (`sbus.server.core.permissions`).

@@ -101,12 +101,12 @@ class _PeerRights:
         return ALLOWED if self.credentials.mayPublish(self.peer, zone) else _PLUGIN
 
     def subscription(self, pattern: bytes) -> Verdict:
-        return ALLOWED  # the plugin was asked with `checkSubscription`
+        return ALLOWED  # `checkSubscription` has already asked the plugin
 
 
 @dataclass(frozen=True, eq=False)
 class _Both:
-    """The verdicts of a policy and a plugin together: a refusal by one of them is a refusal."""
+    """The combined verdicts of a policy and a plugin: if either refuses, the verdict is a refusal."""
 
     policy: Rights
     plugin: Rights
@@ -166,7 +166,7 @@ class Permissions:
         return self.policy is not None and self.policy.is_audit
 
     def enforces(self, verdict: Verdict) -> bool:
-        """Return whether a refusal is carried out: that of a plugin always, that of a policy unless it observes."""
+        """Return whether to enforce a refusal: that of a plugin always, that of a policy unless it only observes."""
         return verdict is _PLUGIN or not self.is_audit
 
     def rights_of(self, client: Any) -> Rights:

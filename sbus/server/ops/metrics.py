@@ -135,7 +135,7 @@ class Metrics:
         yield counter(
             "sbus_routed_messages",
             "Copies of messages that were meant for a receiver, lost or not.",
-            self._rising("routed", counters.routed),  # it falls if a receiver left before a copy was put into the mail
+            self._rising("routed", counters.routed),  # falls if a receiver left before a copy went into the mail
         )
         yield counter(
             "sbus_routed_bytes", "Bytes of these copies.", self._rising("routed bytes", counters.routed_bytes)

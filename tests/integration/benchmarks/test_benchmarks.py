@@ -377,7 +377,7 @@ FAULTS: dict[str, tuple[Fault, int, int]] = {
 def test_generator_notices(name: str, workshop: Workshop, directory: Path) -> None:
     """The load generator counts what is lost, repeated, cut off or out of order."""
     fault, lost, wrong = FAULTS[name]
-    # Without the end it waits for all of its patience: no shorter pause of a busy machine looks like that.
+    # If the end is lost, the generator waits for its whole patience: no pause of a busy machine is that long.
     settings = {"subscribers": 2, "limit": MESSAGES, "seconds": TIMEOUT, "batch": 8, "patience": TIMEOUT / 2}
     with FaultyBus(str(directory / "bus"), fault) as bus:
         found = workshop.generate(YARDSTICK, "flow", bus.address, settings, most=2 * TIMEOUT)

@@ -449,7 +449,7 @@ class BlockingBackend(Backend):
         return await self.do(client, subscription.get, TIMEOUT)
 
     async def get_each(self, client: Client, subscription: Any, count: int) -> list[Message]:
-        # A change of threads for each message would cost more than all else.
+        # A thread switch for each message would cost more than everything else.
         return await self.do(client, lambda: [subscription.get(TIMEOUT) for _ in range(count)])
 
     def iterate(self, subscription: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the tests of lost connections share: calls that wait, and how soon clients connect again."""
+"""Helpers for the tests of lost connections: calls that wait, and how soon clients reconnect."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_limit_bounds_the_end_of_a_subscription(client: blocking.Bus, shared: Bu
 
 
 def test_reply_that_the_bus_does_not_read(client: blocking.Bus, shared: Bus, caplog: pytest.LogCaptureFixture) -> None:
-    """Within a `limit`, a reply that cannot leave is one line in the log, and goes out with the next call."""
+    """Within a `limit`, a reply that cannot be sent is one line in the log, and the next call sends it."""
 
     def handler(request: Request) -> bytes | None:
         if request.payload == b"interrupted":

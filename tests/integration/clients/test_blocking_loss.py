@@ -1,4 +1,4 @@
-"""The blocking library with a connection that ends, is made again, or takes nothing at the moment."""
+"""The blocking client when its connection ends, is made again, or accepts no data for now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that are lost or closed, with all three libraries: each call ends, and nothing that came is lost."""
+"""Lost and closed connections, with all three libraries: each call ends, and no message that arrived is lost."""
 
 from __future__ import annotations
 

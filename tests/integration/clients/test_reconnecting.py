@@ -1,4 +1,4 @@
-"""Connecting again, with all three libraries: what was in force is so again, and what was sent follows in order."""
+"""Reconnecting, with all three libraries: subscriptions and settings return, and packets stay in order."""
 
 from __future__ import annotations
 

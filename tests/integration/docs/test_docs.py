@@ -262,7 +262,7 @@ def test_the_complete_client(bus: Callable[..., Bus], spawn: Callable[..., Any],
 
 
 def test_the_table_of_control_messages_is_complete() -> None:
-    """The table on the page on the protocol has a row for each choice, made of its entry in the code."""
+    """The table in the protocol's specification has a row for each choice, generated from its entry in the code."""
     sys.path.insert(0, str(DOCS / "_ext"))
     try:
         extension = importlib.import_module("sbusdocs")

@@ -1,7 +1,7 @@
-"""What the tests of flood control share.
+"""Helpers for the tests of flood control.
 
-Most buses there have a small ``--max-packet``, so that the kernel's buffer of a socket holds few
-messages and the server's queues are what counts.
+Most of their buses have a small ``--max-packet``, so that the kernel's socket buffer holds few messages, and the
+server's queues decide the outcome.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who can connect to a bus: modes, groups, and users."""
+"""The users and groups that can connect to a bus, and the modes of its socket."""
 
 from __future__ import annotations
 

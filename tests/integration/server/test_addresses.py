@@ -1,4 +1,4 @@
-"""Where a bus listens: paths, abstract names, and what is in the way there; each failure names its remedy."""
+"""The addresses of a bus: paths, abstract names, and obstacles there; each failure names its remedy."""
 
 from __future__ import annotations
 

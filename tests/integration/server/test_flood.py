@@ -1,4 +1,4 @@
-"""Flood control: what a receiver that does not read gets by each strategy and order, and who waits for it."""
+"""Flood control: the messages that a receiver gets, by strategy and order, if it does not read; who waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flood control among users, of all queues together, and of receivers that block for too long."""
+"""Flood control between users, over all queues together, and for receivers that block for too long."""
 
 from __future__ import annotations
 

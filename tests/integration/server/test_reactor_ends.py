@@ -1,4 +1,4 @@
-"""How connections end, on every reactor: quick runs have epoll alone."""
+"""Ends of connections, on every reactor; quick runs use only epoll."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Producers, and errors that concern one connection alone, on every reactor: quick runs have epoll alone."""
+"""Producers, and errors that affect only one connection, on every reactor; quick runs use only epoll."""
 
 from __future__ import annotations
 

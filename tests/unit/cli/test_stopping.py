@@ -29,7 +29,7 @@ with open_writer("rows.csv") as writer:
 @pytest.mark.parametrize("script", [EXPORT, TABLE], ids=["export", "table"])
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_no_unfinished_file_is_left(script: str, name: str, tmp_path: Path) -> None:
-    """SIGTERM and Ctrl-C remove the file that was to replace an older one, which stays; the signal ends the process."""
+    """SIGTERM and Ctrl-C remove the unfinished file, keep the one that it was to replace, and end the process."""
     JournalWriter.open(tmp_path / "journal").close()
     (tmp_path / "rows.jsonl").write_text("older")
     (tmp_path / "rows.csv").write_text("older")

@@ -184,7 +184,7 @@ def test_table_says_what_is_repeated(control) -> None:
 
 
 def test_a_question_is_not_repeated() -> None:
-    """A client does not repeat ``whoami`` after reconnecting, since it is a question and no choice."""
+    """A client does not repeat ``whoami`` after reconnecting, because it is a question, not a choice."""
     assert Choices().with_control(WHOAMI) == Choices()
 
 

@@ -109,7 +109,7 @@ def test_a_change_of_order_costs_nothing_until_something_is_sent():
 
 
 def test_the_next_order_does_not_sort_what_waits():
-    """Messages with ranks leave in the order of arrival in a fraction of the time of their ranks: it is one step."""
+    """Returning ranked messages in the order of arrival is one step, and takes a fraction of the time of ranking."""
     ranks, steps = [], []
     for _ in range(3):
         backlog = PriorityBacklog(iter([bytes(at * 7919 % 97) for at in range(30_000)]), ORDER["random"], False)

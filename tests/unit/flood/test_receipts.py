@@ -520,7 +520,7 @@ def test_latest_is_bounded_by_the_number_of_keys():
 
 @pytest.mark.parametrize("begin", ["choose", "change the order"])
 def test_latest_reads_what_waits_when_it_is_chosen(begin):
-    """A message costs no more because much waits for its receivers: all of them would read that in one step."""
+    """A message costs no more if many messages wait for its receivers, which would all read theirs in one step."""
     receiver = connection(soft="queue" if begin == "choose" else "latest", order="stack")
     receiver.stall(*[key(f"k{number}", 0) for number in range(1000)])
     receiver.set_order(ORDER["queue"])

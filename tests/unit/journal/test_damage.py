@@ -1,4 +1,4 @@
-"""Damage on the disk: exactly the damaged rows are lost, and a row says so."""
+"""Damage on the disk: exactly the damaged rows are lost, and a row reports the loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damaged journals that are written on or repaired: each number comes once, and what is lost is named."""
+"""Damaged journals that a writer continues or a repair mends: each number occurs once, and losses are named."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def empty(path: str) -> None:
 
 
 def zero(path: str) -> None:
-    """Empty a file, and keep its length."""
+    """Overwrite a file with zeros, and keep its length."""
     size = os.path.getsize(path)
     os.truncate(path, 0)
     os.truncate(path, size)
@@ -52,7 +52,7 @@ def zero(path: str) -> None:
 @pytest.mark.parametrize("lose", [os.unlink, empty, zero])
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_writer_leaves_a_segment_without_index(journal: Path, number: int, lose: Callable[[str], None]) -> None:
-    """A segment that lost index and summary is not taken for one that was never synced, and has all its rows."""
+    """A segment that has lost its index and summary does not count as never synced, and keeps all its rows."""
     segments = list_segments(str(journal))
     os.unlink(segments[number].path(".json"))
     lose(segments[number].path(".idx"))
@@ -70,7 +70,7 @@ def test_a_writer_leaves_a_segment_without_index(journal: Path, number: int, los
     if number == 0:
         problems: list[str] = []
         problems += [problem for found in verify(journal, problems.append) for problem in found.problems]
-        assert ["run 'sbus journal repair'" in problem for problem in problems] == [True]  # no recorder mends that
+        assert ["run 'sbus journal repair'" in problem for problem in problems] == [True]  # the recorder cannot mend it
         with locked(journal):
             assert [found.lost for found in repair(journal)] == [[]]
     rows = all_rows(journal, skip_damaged=False)
@@ -135,7 +135,7 @@ def test_a_closed_index_and_its_summary_are_lost(journal: Path) -> None:
 @pytest.mark.parametrize("lose", [os.unlink, empty, zero])
 def test_the_last_batch_of_a_killed_writer(tmp_path: Path, lose: Callable[[str], None]) -> None:
     """A segment that was not closed has no end-of-stream marker. If its index is lost, no number is used again, no
-    reader takes fewer rows for all of them, and repair finds all its rows.
+    reader mistakes some of the rows for all, and repair finds every row.
     """
     directory = tmp_path / "journal"
     writer = JournalWriter.open(directory, clock=Clock())

@@ -101,7 +101,7 @@ def test_power_cuts_that_leave_the_rows_and_not_the_name_of_the_index(tmp_path):
 
 
 def test_kills_while_a_torn_header_is_repaired(tmp_path):
-    """The repair of a segment of which only half a header was written may be killed at any step: none is refused."""
+    """A repair of a segment with only half a header may be killed at any step: the journal is never refused."""
     JournalWriter.open(tmp_path / "whole").close()
 
     def is_killed(step, directory):

@@ -468,7 +468,7 @@ def test_files_that_may_not_grow(tmp_path, spare):
 
 
 def test_a_segment_that_is_longer_than_files_may_be(tmp_path):
-    """If the limit is lowered below the length of the segment, each refusal names the remedy; then nothing is lost."""
+    """If the limit is lowered below the segment's length, each refusal names the remedy, and nothing is lost."""
     with JournalWriter.open(tmp_path / "journal") as journal:
         journal.append([(b"k", bytes(10_000))])
         before = resource.getrlimit(resource.RLIMIT_FSIZE)

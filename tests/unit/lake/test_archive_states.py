@@ -214,7 +214,7 @@ def test_another_lake_under_the_same_name(new_journal: NewJournal, tmp_path: Pat
 
 @pytest.mark.parametrize("text", ["{}", '{"id": 7}', '{"id": "../../made", "format": "parquet"}'])
 def test_a_lake_json_without_an_id(new_journal: NewJournal, tmp_path: Path, text: str) -> None:
-    """It is named, with the remedy, and neither replaced by another ID nor taken for a name to put the mark under."""
+    """The error names the file and the remedy. The ID is not replaced, and no mark is written under a bad one."""
     journal, lake = new_journal(), tmp_path / "lake"
     journal.append(messages(5))
     journal.close()
@@ -222,7 +222,7 @@ def test_a_lake_json_without_an_id(new_journal: NewJournal, tmp_path: Path, text
     identity = tmp_path / "lake.sbus/lake.json"
     whole = identity.read_text()
     identity.write_text(text)
-    with pytest.raises(LakeError, match=r"lake\.json: it has no ID of a lake: restore it from a copy"):
+    with pytest.raises(LakeError, match=r"lake\.json: it has no lake ID: restore it from a copy"):
         put_away([journal], lake)
     assert identity.read_text() == text
     assert not (tmp_path / "made").exists()
@@ -274,7 +274,7 @@ def test_it_tries_again_until_the_state_is_back(
 
 
 def test_a_lake_is_listed_once_at_the_start(new_journal: NewJournal, tmp_path: Path) -> None:
-    """A large lake takes seconds to list: what the lock and the last batch need to know comes of one look."""
+    """A large lake takes seconds to list, so the lock and the search for the last batch share one listing."""
     journal, lake = new_journal(), tmp_path / "lake"
     journal.append(messages(5))
     journal.close()

@@ -61,7 +61,7 @@ def test_rows_ahead_of_the_clock_are_marked(lake):
 
 
 def test_forget_and_prune(lake):
-    """Both say how many rows are gone, and how many files of a batch in hand they have left, as compaction does."""
+    """Both report the rows removed and, as compaction does, the files left because their batch is not done."""
     archive(PlainTable(lake), 3, [row("one", 30, 0, "people/jo")], done=False)
     assert "1 file left, because a batch is not done" in sbus("compact", lake)
     assert "1 file left, because a batch is not done" in sbus("forget", "--key=people/", lake, status=1)

@@ -47,7 +47,7 @@ def filled(directory: Path, first: int = 0) -> PlainTable:
 
 
 def test_an_hour_becomes_one_sorted_file(lake):
-    """After compaction an hour has one sorted file, and that of the batch that is not done, which is counted."""
+    """After compaction, an hour has one sorted file and the file of the batch that is not done, which is counted."""
     before = rows_of(lake)
     done = compact(lake, now=NOW)
     assert rows_of(lake) == before

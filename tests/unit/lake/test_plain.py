@@ -174,7 +174,7 @@ def test_a_list_of_files_cannot_have_others_removed(tmp_path, name):
 
 @pytest.mark.parametrize("floor", ["{}", '{"batch": null}', '{"batch": "many"}', '{"batch": [1]}', '{"batch": 1e400}'])
 def test_a_floor_that_names_no_batch(tmp_path, floor):
-    """A damaged ``floor.json`` is named, with the remedy; no batch is committed over what it protects."""
+    """The error for a damaged ``floor.json`` names the file and the remedy, and no batch is committed."""
     lake = Lake(tmp_path / "lake")
     with lake.table.writing():
         put(lake, 0, {HOURS[0]: "rows"})

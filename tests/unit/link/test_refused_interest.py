@@ -1,4 +1,4 @@
-"""Patterns that the other side refuses: asked for again later, and no hindrance for others."""
+"""Patterns that the other side refuses: the link asks again later, and other patterns are not delayed."""
 
 from __future__ import annotations
 

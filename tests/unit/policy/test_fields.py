@@ -157,7 +157,7 @@ def test_deny_publish_may_name_secret_keys(tmp_path: Path) -> None:
 
 
 def test_deny_publish_limits_segments(tmp_path: Path) -> None:
-    """As many ``*/`` as a key may have segments deny all longer ones, of open keys."""
+    """A pattern of n times ``*/`` denies all open keys of more than n segments."""
     judge = policy(tmp_path, "[[rule]]", 'name = "r"', 'deny_publish = ["*/*/*/"]')
     for count in range(1, 7):
         assert publishes(judge, HOST, b"/".join([b"x"] * count)) == (count <= 3)

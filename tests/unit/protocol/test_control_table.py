@@ -29,7 +29,7 @@ def test_each_key_has_one_row() -> None:
 
 
 def test_each_setting_has_one_default() -> None:
-    """Of each group, exactly one choice is in force from the start."""
+    """Exactly one choice of each group is in force at the start."""
     defaults = Counter(control.group for control in CONTROLS if control.default)
     assert defaults == dict.fromkeys({control.group for control in CONTROLS}, 1)
 

@@ -242,9 +242,9 @@ def test_clients_show_who_blocks_them():
 
 
 def figures(bus: Bus, page: Any = None) -> dict[str, float]:
-    """Return the samples of the metrics, by name and labels but the one that is the same for all.
+    """Return the samples of the metrics, by name and labels, without the label that all of them share.
 
-    :param page: the page that remembers what it has answered; a new one without it.
+    :param page: the page, which remembers its earlier answers; a new page by default.
     """
     page = page or pages(bus.registry)["GET", "/metrics"][0]
     text = "".join(piece or "" for piece in page(Asked({})))
@@ -278,7 +278,7 @@ def test_totals():
 
 
 def test_no_counter_falls():
-    """A counter that falls looks like a restart. Copies in the mail, for a client that left before, cause none."""
+    """A falling counter looks like a restart. Copies in the mail for a client that has left make none fall."""
     bus = Bus()
     readers, publisher = readers_of(bus), bus.connect(uid=PUBLISHER)
     publisher.transport.deliver(message(1))

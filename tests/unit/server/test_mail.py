@@ -317,7 +317,7 @@ def test_replies_that_wait_in_the_mail_stop_their_client():
 
 @pytest.mark.parametrize("choice", [b"CMSG blocking/soft/discard", b"CMSG order/stack", b"CMSG bundle/on"])
 def test_choices_that_wait_in_the_mail_stop_and_charge_their_client(choice):
-    """A client that chooses on while mail waits is not read past `MAX_REPLIES`, and its user pays for what waits."""
+    """While mail waits, a client that keeps choosing is not read past `MAX_REPLIES`; its user pays for the choices."""
     bus = Bus()
     readers, publisher = readers_of(bus), bus.connect(uid=PUBLISHER)
     client = readers[0].protocol

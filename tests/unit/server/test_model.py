@@ -527,7 +527,7 @@ class Model:
         counters = self.registry.counters
         assert counters.published == self.published
         assert counters.routed >= self.copies
-        if not self.registry.scheduler.mail_copies:  # those in the mail may be for clients that have ended before them
+        if not self.registry.scheduler.mail_copies:  # copies in the mail may be for clients that have left
             assert counters.routed <= self.copies + self.unsure_copies
         assert counters.unrouted <= self.unrouted + self.unsure_unrouted
         assert counters.dropped == sum(counters.dropped_by.values()) == sum(client.lost for client in self.all)

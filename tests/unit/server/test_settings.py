@@ -62,7 +62,7 @@ def test_the_newest_of_a_group_is_in_force(group):
     ],
 )
 def test_a_choice_concerns_no_earlier_message_of_the_same_batch(before, choice, expected):
-    """A client that publishes to itself and chooses in one batch: what it published before has the earlier choice."""
+    """If a client publishes to itself and chooses in one batch, the earlier choice applies to its earlier messages."""
     bus = Bus()
     client = bus.connect()
     client.send(b"SUB k", before)

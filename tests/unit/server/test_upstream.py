@@ -304,7 +304,7 @@ def test_losses_of_all_links_are_counted():
 
 
 def test_what_a_link_has_lost_is_told_after_a_choice_that_waits():
-    """A client whose choice of receipts waits in the mail gets one for what the link loses after that."""
+    """A client whose choice of receipts waits in the mail gets a receipt for messages that the link loses later."""
     bus = Bus()
     link, publisher = link_to(bus), bus.connect(uid=PUBLISHER)
     told, *_ = readers_of(bus, b"SUB k")

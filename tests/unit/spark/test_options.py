@@ -37,7 +37,7 @@ def test_names_in_any_case():
 
 
 def test_publishers_are_read_only_if_asked_for():
-    """Their columns are there with the option, or in a schema that names them."""
+    """The columns exist with the option, or if the schema names them."""
     assert described(read()) == schema(raw_keys=False, senders=False)
     assert described(read(senders="true")) == schema(raw_keys=False)
     assert len(schema(raw_keys=False)) == len(schema(raw_keys=False, senders=False)) + len(TYPES)
