@@ -5,7 +5,7 @@ lies in two of them. A record stands for the header of the segment (`HEAD`), for
 sync (`SYNC`). Invariants:
 
 * The record of a batch is written before the batch. Bytes of ``.arrows`` without a record mean nothing.
-* The record of the header is synced before ``.arrows`` gets its first byte. So rows beside an empty index are damage.
+* The record of the header is synced before ``.arrows`` gets its first byte. Rows beside an index without it are damage.
 * A sync record is written after everything before it, in both files, was synced. Readers read up to the last sync
   record and ignore the rest.
 * Before the last sync record, every record is whole and continues where the record before it ended. If not, the file
@@ -41,7 +41,7 @@ __all__ = [
     "Record",
     "check_end",
     "ends_with_sync",
-    "is_emptied",
+    "is_headless",
     "last_sync",
     "open_rows",
     "parse_records",
@@ -244,7 +244,7 @@ def unsynced_records(segment: Segment) -> list[Record]:
 
 
 def check_end(segment: Segment) -> None:
-    """Check the end of the index, if the segment is closed; of an open one, check that it is not empty.
+    """Check the end of the index, if the segment is closed; of an open one, check its beginning.
 
     The records after the last whole sync record were synced too. Ignoring them would hide the loss.
 
@@ -253,18 +253,21 @@ def check_end(segment: Segment) -> None:
     """
     if segment.closed and not ends_with_sync(segment):
         raise JournalError(f"{segment.path(INDEX)}: it does not end like the index of a closed segment: {REPAIR}")
-    if not segment.closed and is_emptied(segment):
-        raise JournalError(f"{segment.path(INDEX)}: it is empty, and there are rows: {REPAIR}")
+    if not segment.closed and is_headless(segment):
+        raise JournalError(
+            f"{segment.path(INDEX)}: its first record is missing or damaged, and there are rows: {REPAIR}"
+        )
 
 
-def is_emptied(segment: Segment) -> bool:
-    """Return whether an index has lost its records: it is empty, or has zeros, and there are rows.
+def is_headless(segment: Segment) -> bool:
+    """Return whether there are rows, and the index does not begin with the record of the header: it has lost records.
 
     :raises FileNotFoundError: if the segment is gone.
     """
     has_rows = os.stat(segment.path()).st_size > 0  # looked at before the index, to which a writer adds first
     with open_plain(segment.path(INDEX)) as file:
-        return has_rows and not any(file.read(RECORD_SIZE))
+        first = next(iter(parse_records(file.read(RECORD_SIZE))), None)
+    return has_rows and not (first and first.type == HEAD)
 
 
 def ends_with_sync(segment: Segment) -> bool:

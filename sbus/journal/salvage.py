@@ -47,9 +47,9 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
         raise
     except (FileNotFoundError, JournalError):
         records = []
-    # A writer keeps an index, and writes to it first: without records, none is appending to this segment.
-    is_searched = segment.closed or not records
-    if not segment.closed:
+    # A writer keeps an index, and writes the first record first: without it, none is appending to this segment.
+    is_searched = segment.closed or not any(record.type in (HEAD, SYNC) for record in records)
+    if not is_searched:
         while records and records[-1].type != SYNC:
             records.pop()
     with open_rows(segment) as arrows:
