@@ -12,7 +12,7 @@ import click
 from sbus.cli.group import LazyGroup
 from sbus.cli.options import connection_options
 from sbus.cli.output import Nothing, describe_os_error, printable_text
-from sbus.cli.stopping import end_by
+from sbus.cli.stopping import Terminated, end_by
 from sbus.cli.streams import open_streams
 from sbus.errors import (
     CloseReason,
@@ -160,6 +160,7 @@ def main() -> None:
     streams = open_streams()
     status: object = 1
     error: OSError | None = None
+    is_terminated = False
     try:
         try:
             cli.main(prog_name="sbus")
@@ -175,6 +176,10 @@ def main() -> None:
             error = e
     except KeyboardInterrupt:
         end_by(signal.SIGINT)
+    except Terminated:
+        is_terminated = True
+    if is_terminated:  # after the exception, whose frames may have a block that has to tidy up
+        end_by(signal.SIGTERM)
     if error is not None:
         _Failure(_describe(error), 1).show()
         status = status or 1

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from typing import NoReturn
 
-__all__ = ["StopRequest", "end_by", "stop_on_signals", "unwinding"]
+__all__ = ["StopRequest", "Terminated", "end_by", "stop_on_signals", "unwinding"]
 
 
 class StopRequest:
@@ -59,8 +59,8 @@ def stop_on_signals() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-class _Terminated(BaseException):
-    """SIGTERM has arrived."""
+class Terminated(BaseException):
+    """SIGTERM has arrived; `sbus.cli.main` ends the process by it."""
 
 
 @contextlib.contextmanager
@@ -68,20 +68,22 @@ def unwinding() -> Iterator[None]:
     """Make SIGTERM unwind the block like an exception before it ends the process, to remove unfinished files."""
 
     def on_signal(*_: object) -> None:
-        raise _Terminated
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would stop the removal
+        raise Terminated
 
     before = signal.signal(signal.SIGTERM, on_signal)
     try:
         yield
-    except _Terminated:
-        end_by(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def end_by(number: int) -> NoReturn:
-    """End by a signal, so that a shell reports 128 plus its number and ends its loops."""
+    """End by a signal, so that a shell reports 128 plus its number and ends its loops.
+
+    The first process of a container survives its own signals, and exits with that status.
+    """
     signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})  # a mask is inherited
     os.kill(os.getpid(), number)
-    raise AssertionError("the process survived a signal with its default action")
+    os._exit(128 + number)

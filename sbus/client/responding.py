@@ -89,7 +89,7 @@ class Request(Message):
     _bus: _Bus | None = None
     _message: Message
     _is_answered = False
-    _unsent: PacketTooLong | BufferFull | TimedOut | None = None  # the error that prevented the sending of an answer
+    _unsent: PacketTooLong | BufferFull | TimedOut | None = None  # the error that prevented the sending of a reply
 
     @classmethod
     def received(cls, bus: _Bus, message: Message) -> Self:
@@ -109,26 +109,29 @@ class Request(Message):
         :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
         check_payload(payload, "a reply")
-        bus = self._requester()
-        if not self._is_answered:
-            try:
-                bus.answer(self._message, bytes(payload))
-            except (PacketTooLong, BufferFull, TimedOut) as error:
-                self._unsent = error
-                self._is_answered = isinstance(error, TimedOut)  # the next call sends it
-                raise
-            self._is_answered = True
+        self._reply(lambda bus: bus.answer(self._message, bytes(payload)))
 
     def fail(self, error: str) -> None:
         """Reply with an error: `sbus.errors.RequestFailed` at the requester.
 
         :param error: its text, of which the first 1,000 characters are sent.
+        :raises sbus.errors.BufferFull: as for `answer`.
+        :raises sbus.errors.TimedOut: likewise.
         :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
+        self._reply(lambda bus: bus.fail(self._message, error))
+
+    def _reply(self, send: Callable[[_Bus], object]) -> None:
         bus = self._requester()
-        if not self._is_answered:
-            bus.fail(self._message, error)
-            self._is_answered = True
+        if self._is_answered:
+            return
+        try:
+            send(bus)
+        except (PacketTooLong, BufferFull, TimedOut) as error:
+            self._unsent = error
+            self._is_answered = isinstance(error, TimedOut)  # the next call sends it
+            raise
+        self._is_answered = True
 
     def _requester(self) -> _Bus:
         if self._bus is None:

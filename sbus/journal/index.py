@@ -5,7 +5,8 @@ lies in two of them. A record stands for the header of the segment (`HEAD`), for
 sync (`SYNC`). Invariants:
 
 * The record of a batch is written before the batch. Bytes of ``.arrows`` without a record mean nothing.
-* The record of the header is synced before ``.arrows`` gets its first byte. So an empty index beside rows is damaged.
+* The record of the header is synced before ``.arrows`` gets its first byte. So an index without it, beside rows, is
+  damaged.
 * A sync record is written after everything before it, in both files, was synced. Readers read up to the last sync
   record and ignore the rest.
 * Before the last sync record, every record is whole and continues where the record before it ended. If not, the file
@@ -41,7 +42,7 @@ __all__ = [
     "Record",
     "check_end",
     "ends_with_sync",
-    "is_emptied",
+    "is_headless",
     "last_sync",
     "open_rows",
     "parse_records",
@@ -244,7 +245,7 @@ def unsynced_records(segment: Segment) -> list[Record]:
 
 
 def check_end(segment: Segment) -> None:
-    """Check the end of a closed segment's index; check that an open segment's index is not empty.
+    """Check the end of a closed segment's index, or the beginning of an open segment's index.
 
     The records after the last whole sync record were synced too. Ignoring them would hide the loss.
 
@@ -253,18 +254,21 @@ def check_end(segment: Segment) -> None:
     """
     if segment.closed and not ends_with_sync(segment):
         raise JournalError(f"{segment.path(INDEX)}: it does not end like the index of a closed segment: {REPAIR}")
-    if not segment.closed and is_emptied(segment):
-        raise JournalError(f"{segment.path(INDEX)}: it is empty, but the segment has rows: {REPAIR}")
+    if not segment.closed and is_headless(segment):
+        raise JournalError(
+            f"{segment.path(INDEX)}: its first record is missing or damaged, but the segment has rows: {REPAIR}"
+        )
 
 
-def is_emptied(segment: Segment) -> bool:
-    """Return whether an index has lost its records: the segment has rows, but its index is empty or begins with zeros.
+def is_headless(segment: Segment) -> bool:
+    """Return whether an index has lost its first record: the segment has rows, so it had one.
 
     :raises FileNotFoundError: if the segment is gone.
     """
     has_rows = os.stat(segment.path()).st_size > 0  # checked first: a writer appends to the index first
     with open_plain(segment.path(INDEX)) as file:
-        return has_rows and not any(file.read(RECORD_SIZE))
+        first = next(iter(parse_records(file.read(RECORD_SIZE))), None)
+    return has_rows and not (first and first.type == HEAD)
 
 
 def ends_with_sync(segment: Segment) -> bool:

@@ -39,7 +39,7 @@ from sbus.journal.index import (
     BATCH,
     Index,
     Record,
-    is_emptied,
+    is_headless,
     last_sync,
     open_rows,
     read_index,
@@ -137,7 +137,7 @@ def _end_of(segment: Segment, journal_id: str) -> int | None:
     try:
         if sync := last_sync(segment):
             stated.add(sync.next_seq)
-        is_lost = is_emptied(segment)
+        is_lost = is_headless(segment)
     except FileNotFoundError:
         is_lost = True
     if not segment.closed and not stated:

@@ -47,9 +47,9 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
         raise
     except (FileNotFoundError, JournalError):
         records = []
-    # A writer appends to the index first. If the index has no records, no writer is appending to this segment.
-    is_searched = segment.closed or not records
-    if not segment.closed:
+    # A writer appends to the index first, and keeps it. Without its first record, no writer is appending here.
+    is_searched = segment.closed or not any(record.type in (HEAD, SYNC) for record in records)
+    if not is_searched:
         while records and records[-1].type != SYNC:
             records.pop()
     with open_rows(segment) as arrows:

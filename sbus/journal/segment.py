@@ -8,8 +8,8 @@ A segment is two files that grow together (`sbus.journal.index` describes the se
 * An `OSError` leaves the segment as it was before the call, or marks it `SegmentWriter.suspect`. A suspect segment
   takes no more batches: its writer closes the files and calls `SegmentWriter.reopen`.
 * Synced bytes are never changed and never cut off, even if they are damaged.
-* An ``.arrows`` that has bytes, but no index or an empty one, is damaged: its name reaches the disk after that of the
-  index, and its bytes after the first record. When files are removed, the ``.arrows`` goes first.
+* An ``.arrows`` that has bytes, but no index or one without its first record, is damaged: its name reaches the disk
+  after that of the index, and its bytes after that record. When files are removed, the ``.arrows`` goes first.
 
 There is one way back from every accident, `SegmentWriter.reopen`. It serves for a segment that a crash left open, and
 for one whose disk has failed. Nothing that it keeps is safe before the next sync; `SegmentWriter.finish` makes it so.
@@ -102,7 +102,7 @@ class SegmentWriter:
            and a segment with a summary is not opened again.
 
         :param mode: the permissions of files that have to be created.
-        :raises FileNotFoundError: if it has rows, but no index or an empty one; nothing is changed.
+        :raises FileNotFoundError: if it has rows, but no index or one without its first record; nothing is changed.
         :raises OSError: if that fails; it may be tried again.
         """
         arrows = disk.open_existing(segment.path(ARROWS))
@@ -141,7 +141,7 @@ class SegmentWriter:
             self._synced_seq = sync.next_seq
             # What was synced is never cut off nor replaced: reading the rows in question reports the damage.
             self.damaged = size < self.size or not is_whole
-        elif size and not any(os.pread(self._index, RECORD_SIZE, 0)):
+        elif size and not (unsynced and unsynced[0] and unsynced[0].type == HEAD):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.segment.path(INDEX))
         for record in unsynced:
             if not record or (record.start, record.first_seq) != (self.size, self.next_seq):

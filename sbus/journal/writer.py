@@ -190,7 +190,7 @@ class JournalWriter:
                 try:
                     writer = self._reopen(segment)
                 except FileNotFoundError:
-                    self._warn(f"{segment.path(INDEX)}: it is missing or empty: {REPAIR}")
+                    self._warn(f"{segment.path(INDEX)}: it is missing, or its first record is: {REPAIR}")
                     newest = segment  # `_continue_after` refuses it, if no other one follows
                     continue
                 self._finish(writer)

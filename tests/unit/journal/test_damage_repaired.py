@@ -38,6 +38,17 @@ def lose_all_but_rows(directory: Path, number: int, size: int) -> None:
     overwrite(segment.path(), 0, b"\xa5" * min(size, os.path.getsize(segment.path())))
 
 
+def tear(path: str) -> None:
+    """Leave half the first record of an index."""
+    os.truncate(path, RECORD_SIZE // 2)
+
+
+def spoil(path: str) -> None:
+    """Leave a damaged record of the header, and that of the first batch."""
+    os.truncate(path, 2 * RECORD_SIZE)
+    overwrite(path, 0, b"damaged")
+
+
 def empty(path: str) -> None:
     os.truncate(path, 0)
 
@@ -49,7 +60,7 @@ def zero(path: str) -> None:
     os.truncate(path, size)
 
 
-@pytest.mark.parametrize("lose", [os.unlink, empty, zero])
+@pytest.mark.parametrize("lose", [os.unlink, empty, zero, tear, spoil])
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_writer_leaves_a_segment_without_index(journal: Path, number: int, lose: Callable[[str], None]) -> None:
     """A segment that has lost its index and summary does not count as never synced, and keeps all its rows."""
@@ -64,7 +75,7 @@ def test_a_writer_leaves_a_segment_without_index(journal: Path, number: int, los
             assert [found.lost for found in repair(journal)] == [[]]
     with JournalWriter.open(journal, clock=Clock(), warn=reports.append) as writer:
         assert writer.next_seq == ROWS
-        missing = f"{segments[0].path('.idx')}: it is missing or empty: "
+        missing = f"{segments[0].path('.idx')}: it is missing, or its first record is: "
         assert [report[: len(missing)] for report in reports] == [missing] * (number == 0)
         writer.append([(b"new", b"")])
     if number == 0:
@@ -132,7 +143,7 @@ def test_a_closed_index_and_its_summary_are_lost(journal: Path) -> None:
     assert messages_of(all_rows(journal, skip_damaged=True)) == set(range(ROWS))
 
 
-@pytest.mark.parametrize("lose", [os.unlink, empty, zero])
+@pytest.mark.parametrize("lose", [os.unlink, empty, zero, tear, spoil])
 def test_the_last_batch_of_a_killed_writer(tmp_path: Path, lose: Callable[[str], None]) -> None:
     """A segment that was not closed has no end-of-stream marker. If its index is lost, no number is used again, no
     reader mistakes some of the rows for all, and repair finds every row.
