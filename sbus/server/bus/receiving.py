@@ -220,11 +220,7 @@ class ReceivingHalf(Connection):
     # --- the place in the stream -------------------------------------------------------------
 
     def in_order(self, kind: str, call: Callable[[], object]) -> bool:
-        """Do something at its place in the client's stream: now, or when the mail before it is delivered.
-
-        :param kind: see `sbus.server.bus.mail.Letter`.
-        :returns: whether it was done now.
-        """
+        """See `sbus.server.core.interfaces.Client`."""
         if self.user.lines.mail and self._post(kind, call):
             return False
         call()
