@@ -48,6 +48,7 @@ __all__ = [
     "LETTER_MEMORY",
     "LOOK",
     "LOOK_BYTES",
+    "LOSS_MEMORY",
     "RUN_MEMORY",
     "Gap",
     "Letter",
@@ -67,9 +68,9 @@ GAP_GROUPS = 16
 readers connected took their user 8 s, and the server as long to stop (row ``eager-most``)."""
 _NEVER = 1 << 62
 ENTRY_MEMORY = 400
-"""Bytes of memory that an entry of messages takes beside its packets."""
+"""Bytes of memory that an entry of messages or of losses takes beside these."""
 LETTER_MEMORY = 700
-"""Bytes of memory that a letter takes, with a client's settings; a reply has its packet besides."""
+"""Bytes of memory that a letter takes, with a client's settings, beside the packet of a reply."""
 LOSS_MEMORY = 120
 """Bytes of memory of one group, or one receiver, in a gap."""
 RUN_MEMORY = 96
@@ -271,11 +272,12 @@ class Gap:
         self._handover = handover
         self._user = user
         self._lines: Lines = user.lines
-        self._memory = 0
+        self._memory = ENTRY_MEMORY
         self._copies = self._copied_bytes = self._number = 0
         self._groups: dict[tuple[Group[Receiver], Receiver | None], tuple[int, int]] = {}
         self._receivers: dict[Receiver, tuple[int, int]] = {}
         self._begun = False
+        user.charge_memory(ENTRY_MEMORY)
 
     def takes(self) -> bool:
         """Return whether more losses can join."""
@@ -299,7 +301,9 @@ class Gap:
                 self._spread(*next(iter(self._groups)))
             self._groups[group, skip] = messages, size
             self._lines.expect(group)
-            self._charge()
+            memory = ENTRY_MEMORY + LOSS_MEMORY * (len(self._groups) + len(self._receivers))
+            self._user.charge_memory(memory - self._memory)
+            self._memory = memory
         if is_waiting:
             copies = messages * len(group.receivers)
             self._copies += copies
@@ -324,12 +328,6 @@ class Gap:
                 self.add_for(receiver, messages, size)
         self._lines.settle(group)
 
-    def _charge(self) -> None:
-        """Charge the memory that the losses take now, and give back what they no longer take."""
-        memory = LOSS_MEMORY * (len(self._groups) + len(self._receivers))
-        self._user.charge_memory(memory - self._memory)
-        self._memory = memory
-
     def _begin(self) -> None:
         """Let no more losses join; the copies no longer count as waiting."""
         if not self._begun:
@@ -344,7 +342,6 @@ class Gap:
         while self._groups:
             self._spread(*next(iter(self._groups)))
             if clock() >= until:
-                self._charge()
                 return False
         left = self._receivers
         while left:
@@ -353,10 +350,9 @@ class Gap:
                 _forget_letter(self._lines, receiver)
                 self._handover.lose(receiver, messages, size, self.why, self._number)
             if left and clock() >= until:
-                self._charge()
                 self._handover.flush()
                 return False
-        self._charge()
+        self._user.charge_memory(-self._memory)
         self._handover.flush()
         return True
 
@@ -388,7 +384,7 @@ class Letter:
     """An entry of mail for one client, at its place in the client's stream.
 
     :param open_letter: does it.
-    :param kind: its kind, for people: ``reply``, ``choice``, ``snapshot``, ``service`` or ``end``.
+    :param kind: its kind, for people: ``reply``, ``choice``, ``snapshot``, ``service``, ``loss`` or ``end``.
     """
 
     __slots__ = ("_handover", "_lines", "_open", "client", "kind")
