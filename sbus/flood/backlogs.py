@@ -25,7 +25,7 @@ as many as are to be sent, and the order is that of these.
 
 A packet takes `PRICE` bytes in a backlog beyond its own (CPython, 64 bits): 40 for the header of the bytes object and
 its rounding, and two list entries, since up to half of the list is an empty front. A ranked message takes `RANKED`
-bytes more: a tuple of a rank, a number and the packet.
+bytes more: a tuple of a rank and an arrival, these two numbers, and their places in the heap and in the dictionary.
 """
 
 from __future__ import annotations

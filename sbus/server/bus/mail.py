@@ -91,7 +91,6 @@ class Mail:
     __slots__ = (
         "_at",
         "_handover",
-        "_memory",
         "_named",
         "_number",
         "_packed",
@@ -123,7 +122,6 @@ class Mail:
         self._at = 0
         self._took = 0
         self._size = 0
-        self._memory = 0
         self._packed: BundleCache = {}
         self._named: NamedRun | None = None
         self._shares: list[tuple[Hashable, int, int, int, Signature]] = []
@@ -158,7 +156,6 @@ class Mail:
         self.packets += packets
         self._number = handover.handled()
         self._size += size
-        self._memory += memory
         self._shares.append((account, work, memory, count, signature))
         user.lines.add(account, work, memory)
         user.charge_memory(memory)
@@ -217,12 +214,14 @@ class Mail:
         lines.learn(len(self.packets) * len(group.receivers), took)
         lines.settle(group)
         charges: dict[Hashable, tuple[int, int, int]] = {}
+        taken = ENTRY_MEMORY
         for account, work, memory, _, _ in self._shares:
+            taken += memory
             of_work, of_bytes, times = charges.get(account, (0, 0, 0))
             charges[account] = of_work + work, of_bytes + memory, times + 1
         for account, charge in charges.items():
             lines.remove(account, *charge)
-        user.charge_memory(-self._memory - ENTRY_MEMORY)
+        user.charge_memory(-taken)
         if self.waiter is not None:
             self.waiter.mail_delivered()
 

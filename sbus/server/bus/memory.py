@@ -11,8 +11,8 @@ nothing has to be measured when state goes:
 what                                            charged
 ==============================================  ======================================================================
 packets and replies that wait                   by their queue (`sbus.flood.send_queue`)
-mail                                            to the receivers' user: its packets once (`sbus.server.bus.mail`)
-replies in the mail, or held back               to the client that gets them
+mail                                            to the receivers' user, once for all (`sbus.server.bus.mail`)
+letters in the mail, and replies held back      to the client that gets them
 patterns, connections                           `pattern_memory`, `CLIENT_MEMORY`. A segment is priced between a shared
                                                 and an unshared one: the client that made a trie node is not known.
 packets that were read and cannot be handled    to the publisher's user
