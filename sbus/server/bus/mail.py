@@ -12,7 +12,7 @@ entry       what it stands for                                     what it does 
 `Mail`      messages for one group of receivers                    hands them over, some receivers at a time
 `Gap`       messages that found no room, by group; those of the    each receiver counts its loss, at its place
             oldest of more than `GAP_GROUPS` groups by receiver
-`Letter`    a reply, a choice, a snapshot, or the end, for one     does that
+`Letter`    a reply, choice, loss, snapshot, or the end, for one   does that
 ==========  =====================================================  ================================================
 
 Invariants: an entry can stop after any receiver, and waits for nothing but time; so mail alone always empties, and a

@@ -21,7 +21,7 @@ the route cache                                 to nobody: it serves all users, 
 ==============================================  ======================================================================
 
 At its user's limit a queue counts as full, a subscription ends its client, a new connection is refused, send buffers do
-not grow, and a client with replies to read is not read from. At the limit for all, the *largest holder is shed*: the
+not grow, and a client with replies or letters is not read from. At the limit for all, the *largest holder is shed*: the
 user with the most memory loses its largest connection, until a sixteenth of the limit is free (`MemoryGuard.relieve`).
 This happens in the next turn of the reactor, or at once where packets were kept: a single turn can read very many.
 
