@@ -125,7 +125,7 @@ def test_the_next_order_does_not_sort_what_waits():
 
 
 def test_ranked_messages_that_were_sent_take_no_memory():
-    """A client that reads all but a few of many messages does not keep the room of the others: it pays for these few."""
+    """A client that reads all but a few of many messages does not keep the room of the others: it pays for the few."""
     tracemalloc.start()
     try:
         backlog = PriorityBacklog(iter([bytes(100)] * 30_000), ORDER["random"], False)
