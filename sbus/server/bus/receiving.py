@@ -243,7 +243,8 @@ class ReceivingHalf(Connection):
         self._charge_unsent(-size)
         call()
         self._maybe_resume()
-        if not self._letters:
+        if self.on_room and not self._letters:
+            self._delivery.flush()  # first: a hook that finds a packet in `pending` would not be called again
             for hook in self.on_room:
                 hook()
 
