@@ -16,7 +16,7 @@ Mail keeps its entries in the order in which the server handled them. A receiver
 everything that comes later for it goes into the mail, too. An entry for many receivers names their `Group`, so one
 count says that all of them wait.
 
-Mail is bounded twice, in the time that it will take and in bytes, and the users who publish share both bounds: the
+Mail is bounded twice, in the time that it will take and in memory, and the users who publish share both bounds: the
 share of one is at most (rest + own) / (n + 1), where n users have mail there. So a user that floods a mailbox always
 leaves room for the next one, and an empty share takes one run of any size. The time is an estimate: copies, times the
 nanoseconds that a copy took in the entries finished last (`Lines.ns`).
@@ -75,7 +75,7 @@ class Reader(Protocol):
 
 
 class _Share:
-    """The part of one user's publishers in a mailbox: nanoseconds of work, and bytes."""
+    """The part of one user's publishers in a mailbox: nanoseconds of work, and bytes of memory."""
 
     __slots__ = ("bytes", "entries", "ns")
 
@@ -163,7 +163,7 @@ class Lines:
         """Return whether a publisher's user may add to the mail.
 
         :param account: the key of the part to charge: that user's UID, or an author that a link has named; None for the
-            program around the bus, whose mail is bounded only in bytes.
+            program around the bus, whose mail is bounded only in memory.
         :param work: nanoseconds that the messages will take.
         :param size: the bytes of memory that they occupy.
         :param after_gap: whether the last messages were lost. Then there is room only when half of the work is done: a

@@ -25,7 +25,7 @@ as many as are to be sent, and the order is that of these.
 
 A packet takes `PRICE` bytes in a backlog beyond its own (CPython, 64 bits): 40 for the header of the bytes object and
 its rounding, and two list entries, since up to half of the list is an empty front. A ranked message takes `RANKED`
-bytes more: a tuple of a rank, a number and the packet.
+bytes more: a tuple of a rank and an arrival, these two numbers, and their places in the heap and in the dictionary.
 """
 
 from __future__ import annotations
@@ -116,6 +116,8 @@ RANKED = 192
 """Bytes that the rank of a message takes."""
 _HEAP_AT_ONCE = 8
 """New entries that exceed this fraction (one over it) of a heap are put in place by building the whole heap."""
+_SPARE = 64
+"""Ranked messages that were sent, and whose room a backlog may keep in any case."""
 
 
 class FifoBacklog:
@@ -350,7 +352,18 @@ class PriorityBacklog:
     by arrival for the next order would stall the server for 20 ms.
     """
 
-    __slots__ = ("_arrival", "_first", "_heap", "_key", "_ranked", "_replies", "_taken", "_unranked", "newest_first")
+    __slots__ = (
+        "_arrival",
+        "_first",
+        "_gone",
+        "_heap",
+        "_key",
+        "_ranked",
+        "_replies",
+        "_taken",
+        "_unranked",
+        "newest_first",
+    )
 
     marks: Sequence[int] = ()
     """This order knows no places for receipts; see `FifoBacklog.marks`."""
@@ -362,6 +375,7 @@ class PriorityBacklog:
         self._heap: list[tuple[Any, int]] = []  # rank, arrival
         self._first: list[tuple[Any, int]] = []
         self._ranked: dict[int, bytes] = {}
+        self._gone = 0  # messages that were sent, whose room the dictionary may still take
         messages, replies = _split(packets)
         self._unranked = deque(messages)
         self._replies = deque((before + 0.5, reply) for before, reply in replies)  # between two arrivals
@@ -455,6 +469,10 @@ class PriorityBacklog:
         for _, arrival in self._first[:messages]:
             del self._ranked[arrival]
         del self._first[:messages]
+        self._gone += messages
+        if self._gone > len(self._ranked) + _SPARE:
+            self._ranked = dict(self._ranked)  # it does not shrink by itself
+            self._gone = 0
 
 
 Backlog = FifoBacklog | StackBacklog | PriorityBacklog | SharedBacklog

@@ -10,7 +10,7 @@ When the eighth is taken too, a user is left with its *minimum*, the smaller of 
 
 .. rubric:: Memory, in bytes of memory
 
-A small packet takes more memory than it has bytes: a message of 100 bytes takes 160, and 290 once it has a rank under
+A small packet takes more memory than it has bytes: a message of 100 bytes takes 160, and 340 once it has a rank under
 ``order/random``. `MemoryAccount` counts the real weight of packets, patterns and connections, at fixed prices that are
 upper bounds within a factor of two (docs/server.rst has the measurements).
 

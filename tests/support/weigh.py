@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle, islice
 
 from sbus.flood import QueueLimits
 from sbus.seqpacket.send_buffer import SendBuffer
@@ -54,7 +55,11 @@ def patterns(form: bytes) -> Callable[[int], None]:
     return make
 
 
-def messages(order: bytes, size: int) -> Callable[[int], None]:
+def messages(order: bytes, size: int, has_read: bool = False) -> Callable[[int], None]:
+    """Messages that wait for a receiver.
+
+    :param has_read: whether it has read one, for which the others got ranks.
+    """
     publisher = bus.connect(uid=1000)
 
     def make(start: int) -> None:
@@ -64,6 +69,9 @@ def messages(order: bytes, size: int) -> Callable[[int], None]:
         for number in range(0, ITEMS, 50):
             publisher.send(*[b"MSG %d\0" % start + b"%05d" % n + bytes(size) for n in range(number, number + 50)])
             bus.clock.pump([0.0])
+        if has_read:
+            reader.drain(1)
+            reader.stall()
 
     return make
 
@@ -109,18 +117,18 @@ def mail(publish: int, choose: int, readers: int = 3) -> Callable[[int], None]:
     return make
 
 
-def gaps() -> Callable[[int], None]:
+def gaps(groups: int) -> Callable[[int], None]:
     """Messages that found no room in the mail, for each group of readers, again after each reply."""
     peers, publisher = [bus.connect(uid=1000) for _ in range(200)], bus.connect(uid=2000)
     for number, peer in enumerate(peers):
-        peer.send(*[b"SUB %d" % key for key in range(20) if key != number])
+        peer.send(*[b"SUB %d" % key for key in range(groups) if key != number])
     user = bus.registry.users[1000]
     user.lines.add(2000, MANY, MANY)
     bus.registry.scheduler.is_busy = True
 
     def make(start: int) -> None:
-        for peer in peers[:50]:
-            publisher.transport.deliver(*[b"MSG %d\0" % key for key in range(20)])
+        for peer in islice(cycle(peers), 1_000 // groups):
+            publisher.transport.deliver(*[b"MSG %d\0" % key for key in range(groups)])
             peer.transport.deliver(b"CMSG !/cred/whoami")
 
     return make
@@ -215,7 +223,9 @@ KINDS: dict[str, Callable[[], Callable[[int], None]]] = {
     "mail": lambda: mail(1, 0),
     "mail-runs": lambda: mail(50, 0),
     "choices": lambda: mail(0, 30, 160),
-    "gaps": gaps,
+    "gaps": lambda: gaps(20),
+    "gaps-of-one": lambda: gaps(1),
+    "ranked": lambda: messages(b"random", 100, has_read=True),
     "replies": lambda: replies,
     "connections": lambda: connections,
     "kept": lambda: kept,

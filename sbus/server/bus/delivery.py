@@ -33,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import islice
+from typing import cast
 
 from sbus.fair import Lines
 from sbus.flood import PROGRAM, PayloadMessage
@@ -42,7 +43,7 @@ from sbus.routing.runs import total_size
 from sbus.server.bus.handover import AT_ONCE, OF_OTHERS, Handover
 from sbus.server.bus.mail import RUN_MEMORY, Gap, Letter, Mail
 from sbus.server.bus.unrouted import is_unrouted
-from sbus.server.core.interfaces import Publisher, Receiver
+from sbus.server.core.interfaces import Client, Publisher, Receiver
 
 __all__ = ["AT_ONCE_KIB", "Delivery", "account_of", "without"]
 
@@ -295,12 +296,12 @@ class Delivery(Handover):
         self.flush()  # earlier messages
         for receiver in receivers:
             queue = receiver.queue
-            if queue is None or receiver is link:
+            if queue is None or receiver.transport is None or receiver is link:
                 continue
             if not queue.settings.receipts and receiver not in receiver.user.lines.letters:
                 continue  # a letter in the mail may be its choice of receipts
-            if not self.post(receiver, "loss", partial(self._miss, receiver, messages, size)):
-                self._miss(receiver, messages, size)
+            client = cast("Client", receiver)  # it has a connection
+            client.in_order("loss", partial(self._miss, client, messages, size))
 
     def _miss(self, receiver: Receiver, messages: int, size: int) -> None:
         queue = receiver.queue

@@ -12,7 +12,7 @@ entry       what it stands for                                     what it does 
 `Mail`      messages for one group of receivers                    hands them over, some receivers at a time
 `Gap`       messages that found no room, by group; those of the    each receiver counts its loss, at its place
             oldest of more than `GAP_GROUPS` groups by receiver
-`Letter`    a reply, a choice, a snapshot, or the end, for one     does that
+`Letter`    a reply, choice, loss, snapshot, or the end, for one   does that
 ==========  =====================================================  ================================================
 
 Invariants: an entry can stop after any receiver, and waits for nothing but time; so mail alone always empties, and a
@@ -48,6 +48,7 @@ __all__ = [
     "LETTER_MEMORY",
     "LOOK",
     "LOOK_BYTES",
+    "LOSS_MEMORY",
     "RUN_MEMORY",
     "Gap",
     "Letter",
@@ -67,7 +68,7 @@ GAP_GROUPS = 16
 readers connected took their user 8 s, and the server as long to stop (row ``eager-most``)."""
 _NEVER = 1 << 62
 ENTRY_MEMORY = 400
-"""Bytes of memory that an entry of messages takes in addition to its packets."""
+"""Bytes of memory that an entry takes in addition to its messages or losses."""
 LETTER_MEMORY = 700
 """Bytes of memory that a letter takes, including a client's settings; the packet of a reply is extra."""
 LOSS_MEMORY = 120
@@ -90,7 +91,6 @@ class Mail:
     __slots__ = (
         "_at",
         "_handover",
-        "_memory",
         "_named",
         "_number",
         "_packed",
@@ -122,7 +122,6 @@ class Mail:
         self._at = 0
         self._took = 0
         self._size = 0
-        self._memory = 0
         self._packed: BundleCache = {}
         self._named: NamedRun | None = None
         self._shares: list[tuple[Hashable, int, int, int, Signature]] = []
@@ -157,7 +156,6 @@ class Mail:
         self.packets += packets
         self._number = handover.handled()
         self._size += size
-        self._memory += memory
         self._shares.append((account, work, memory, count, signature))
         user.lines.add(account, work, memory)
         user.charge_memory(memory)
@@ -216,12 +214,14 @@ class Mail:
         lines.learn(len(self.packets) * len(group.receivers), took)
         lines.settle(group)
         charges: dict[Hashable, tuple[int, int, int]] = {}
+        taken = ENTRY_MEMORY
         for account, work, memory, _, _ in self._shares:
+            taken += memory
             of_work, of_bytes, times = charges.get(account, (0, 0, 0))
             charges[account] = of_work + work, of_bytes + memory, times + 1
         for account, charge in charges.items():
             lines.remove(account, *charge)
-        user.charge_memory(-self._memory - ENTRY_MEMORY)
+        user.charge_memory(-taken)
         if self.waiter is not None:
             self.waiter.mail_delivered()
 
@@ -271,11 +271,12 @@ class Gap:
         self._handover = handover
         self._user = user
         self._lines: Lines = user.lines
-        self._memory = 0
+        self._memory = ENTRY_MEMORY
         self._copies = self._copied_bytes = self._number = 0
         self._groups: dict[tuple[Group[Receiver], Receiver | None], tuple[int, int]] = {}
         self._receivers: dict[Receiver, tuple[int, int]] = {}
         self._begun = False
+        user.charge_memory(ENTRY_MEMORY)
 
     def takes(self) -> bool:
         """Return whether more losses can join."""
@@ -299,7 +300,9 @@ class Gap:
                 self._spread(*next(iter(self._groups)))
             self._groups[group, skip] = messages, size
             self._lines.expect(group)
-            self._charge()
+            memory = ENTRY_MEMORY + LOSS_MEMORY * (len(self._groups) + len(self._receivers))
+            self._user.charge_memory(memory - self._memory)
+            self._memory = memory
         if is_waiting:
             copies = messages * len(group.receivers)
             self._copies += copies
@@ -324,12 +327,6 @@ class Gap:
                 self.add_for(receiver, messages, size)
         self._lines.settle(group)
 
-    def _charge(self) -> None:
-        """Charge the memory that the losses take now, and return the memory that they no longer take."""
-        memory = LOSS_MEMORY * (len(self._groups) + len(self._receivers))
-        self._user.charge_memory(memory - self._memory)
-        self._memory = memory
-
     def _begin(self) -> None:
         """Let no more losses join; the copies no longer count as waiting."""
         if not self._begun:
@@ -344,7 +341,6 @@ class Gap:
         while self._groups:
             self._spread(*next(iter(self._groups)))
             if clock() >= until:
-                self._charge()
                 return False
         left = self._receivers
         while left:
@@ -353,10 +349,9 @@ class Gap:
                 _forget_letter(self._lines, receiver)
                 self._handover.lose(receiver, messages, size, self.why, self._number)
             if left and clock() >= until:
-                self._charge()
                 self._handover.flush()
                 return False
-        self._charge()
+        self._user.charge_memory(-self._memory)
         self._handover.flush()
         return True
 
@@ -388,7 +383,7 @@ class Letter:
     """An entry of mail for one client, at its place in the client's stream.
 
     :param open_letter: does it.
-    :param kind: its kind, for people: ``reply``, ``choice``, ``snapshot``, ``service`` or ``end``.
+    :param kind: its kind, for people: ``reply``, ``choice``, ``snapshot``, ``service``, ``loss`` or ``end``.
     """
 
     __slots__ = ("_handover", "_lines", "_open", "client", "kind")

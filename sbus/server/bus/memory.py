@@ -11,8 +11,8 @@ nothing has to be measured when state goes:
 what                                            charged
 ==============================================  ======================================================================
 packets and replies that wait                   by their queue (`sbus.flood.send_queue`)
-mail                                            to the receivers' user: its packets once (`sbus.server.bus.mail`)
-replies in the mail, or held back               to the client that gets them
+mail                                            to the receivers' user, once for all (`sbus.server.bus.mail`)
+letters in the mail, and replies held back      to the client that gets them
 patterns, connections                           `pattern_memory`, `CLIENT_MEMORY`. A segment is priced between a shared
                                                 and an unshared one: the client that made a trie node is not known.
 packets that were read and cannot be handled    to the publisher's user
@@ -21,7 +21,7 @@ the route cache                                 to nobody: it serves all users, 
 ==============================================  ======================================================================
 
 At its user's limit a queue counts as full, a subscription ends its client, a new connection is refused, send buffers do
-not grow, and a client with replies to read is not read from. At the limit for all, the *largest holder is shed*: the
+not grow, and a client with replies or letters is not read from. At the limit for all, the *largest holder is shed*: the
 user with the most memory loses its largest connection, until a sixteenth of the limit is free (`MemoryGuard.relieve`).
 This happens in the next turn of the reactor, or at once where packets were kept: a single turn can read very many.
 

@@ -220,11 +220,7 @@ class ReceivingHalf(Connection):
     # --- the place in the stream -------------------------------------------------------------
 
     def in_order(self, kind: str, call: Callable[[], object]) -> bool:
-        """Do something at its place in the client's stream: now, or when the mail before it is delivered.
-
-        :param kind: see `sbus.server.bus.mail.Letter`.
-        :returns: whether it was done now.
-        """
+        """See `sbus.server.core.interfaces.Client`."""
         if self.user.lines.mail and self._post(kind, call):
             return False
         call()
@@ -247,7 +243,8 @@ class ReceivingHalf(Connection):
         self._charge_unsent(-size)
         call()
         self._maybe_resume()
-        if not self._letters:
+        if self.on_room and not self._letters:
+            self._delivery.flush()  # first: a hook that finds a packet in `pending` would not be called again
             for hook in self.on_room:
                 hook()
 

@@ -198,15 +198,15 @@ class Client(Publisher, Receiver, Protocol):
         """Forget the rights, and ask the guard for new ones when they are needed next."""
 
     on_room: tuple[Callable[[], None], ...]
-    """Called when packets have left its queue, after it was congested."""
+    """Called when packets have left its queue, after it was congested, and with the last of its letters."""
 
     @property
     def is_behind(self) -> bool:
-        """Whether packets sent to it now have to wait: its queue is congested, or replies wait in the mail."""
+        """Whether packets sent to it now have to wait: its queue is congested, or letters wait in the mail."""
 
     @property
     def waiting_replies(self) -> int:
-        """Replies and notices that wait for it, with the packets of the batch in hand."""
+        """Replies and notices that wait for it, with its letters in the mail and the packets of the batch in hand."""
 
     @property
     def is_holding(self) -> bool:
@@ -219,6 +219,13 @@ class Client(Publisher, Receiver, Protocol):
         """Disconnect the client.
 
         :param detail: more about the reason, for the client itself.
+        """
+
+    def in_order(self, kind: str, call: Callable[[], object]) -> bool:
+        """Do something at its place in the client's stream: now, or when the mail before it is delivered.
+
+        :param kind: see `sbus.server.bus.mail.Letter`.
+        :returns: whether it was done now.
         """
 
     def reply(self, key: bytes, payload: bytes) -> None:

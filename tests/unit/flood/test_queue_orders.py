@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -121,6 +122,22 @@ def test_the_next_order_does_not_sort_what_waits():
         ranks.append(ranked - began)
         assert [len(packet) for packet in packets] == [at * 7919 % 97 for at in range(30_000)]
     assert min(steps) < min(ranks) / 5
+
+
+def test_ranked_messages_that_were_sent_take_no_memory():
+    """A client that reads all but a few of many messages does not keep the room of the others: it pays for the few."""
+    tracemalloc.start()
+    try:
+        backlog = PriorityBacklog(iter([bytes(100)] * 30_000), ORDER["random"], False)
+        before, _ = tracemalloc.get_traced_memory()
+        backlog.rank(30_000)
+        ranked, _ = tracemalloc.get_traced_memory()
+        while len(backlog) > 10:
+            backlog.ack(len(backlog.take(64)))
+        left, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert left - before < (ranked - before) / 100
 
 
 def test_offers_cost_no_more_after_replies():

@@ -49,9 +49,11 @@ def taken(readers: list[Peer]) -> list[list[bytes]]:
 
 def is_clean(bus: Bus, uid: int = READER) -> bool:
     """Return whether nothing of any mail is left, in no account."""
-    lines, scheduler = lines_of(bus, uid), bus.registry.scheduler
+    lines, scheduler, user = lines_of(bus, uid), bus.registry.scheduler, bus.registry.users[uid]
     is_empty = not (lines.mail or lines.waiting or lines.letters or lines._shares or lines.held)
-    return is_empty and (lines.work, lines.bytes, scheduler.mail_copies, scheduler.mail_bytes) == (0, 0, 0, 0)
+    beside_clients = user.memory - sum(client.memory() for client in user.clients)
+    sums = lines.work, lines.bytes, scheduler.mail_copies, scheduler.mail_bytes, beside_clients
+    return is_empty and not any(sums)
 
 
 def tight_bus(**limits: Any) -> Bus:

@@ -334,6 +334,27 @@ def test_choices_that_wait_in_the_mail_stop_and_charge_their_client(choice):
     assert client.user.memory == before
 
 
+def test_notices_of_interest_beyond_those_in_the_mail_follow_them():
+    """Once its mail is empty, a client gets the notices for which `MAX_REPLIES` left no room there."""
+    bus = Bus()
+    keys = [b"x/%d" % number for number in range(MAX_REPLIES + 9)]
+    watcher, *_ = readers_of(bus)
+    watcher.send(*[b"CMSG interest/on\0" + key for key in keys])
+    watcher.take()
+    publisher, other = bus.connect(uid=PUBLISHER), bus.connect(uid=OTHER)
+    bus.registry.scheduler.is_busy = True
+    publisher.transport.deliver(message())
+    other.transport.deliver(b"SUB x/*")
+    lines_of(bus)._serve_chores(1, lambda: 0, 0)
+    assert kinds(bus).count("reply") == MAX_REPLIES
+    bus.settle()
+    bus.clock.pump([0.0] * 9)
+    first, *notices = watcher.take()
+    assert first == message()
+    assert sorted(notices) == sorted(b"CMSG interest\0001 " + key for key in keys)
+    assert is_clean(bus)
+
+
 def test_a_service_changes_its_user_at_its_place():
     """A client of root that becomes a service while mail waits gets that first, as root's; it is not read meanwhile."""
     bus = Bus()

@@ -16,7 +16,7 @@ from sbus.flood.backlogs import PRICE, RANKED, REPLY
 from sbus.protocol.keys import CURRENT
 from sbus.seqpacket.send_buffer import START
 from sbus.server.bus import memory
-from sbus.server.bus.mail import RUN_MEMORY
+from sbus.server.bus.mail import ENTRY_MEMORY, LOSS_MEMORY, RUN_MEMORY
 from sbus.server.bus.memory import CLIENT_MEMORY, KEPT_PACKET, pattern_memory
 from sbus.server.bus.protocol import BusProtocol
 from sbus.server.core import limits as defaults
@@ -123,6 +123,26 @@ def test_mail_is_charged_to_its_receivers_user():
         bus.settle()
         assert [len(reader.take()) for reader in readers] == [2] * receivers
         assert user.memory == before
+
+
+def test_gaps_are_charged_to_the_receivers_user():
+    """Losses that wait for their place take memory: each gap as an entry, and each group in it."""
+    bus = bus_with()
+    readers, publisher = [bus.connect(uid=7) for _ in range(9)], bus.connect(uid=UID)
+    for reader in readers:
+        reader.send(b"SUB k")
+    user = bus.registry.users[7]
+    user.lines.add(UID, 1 << 40, 1 << 40)  # no room
+    bus.registry.scheduler.is_busy = True
+    before = user.memory
+    for reader in readers:  # a letter ends each gap
+        without = user.memory
+        publisher.transport.deliver(message(b"k", 1_000), message(b"k", 1_000))
+        assert user.memory - without == ENTRY_MEMORY + LOSS_MEMORY
+        reader.transport.deliver(b"CMSG !/cred/whoami")
+    bus.settle()
+    assert [reader.protocol.lost for reader in readers] == [18] * 9
+    assert user.memory == before
 
 
 def test_mail_takes_a_part_of_its_users_memory():

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from twisted.internet.error import ConnectionDone
+from twisted.python.failure import Failure
 
 from sbus.errors import CloseReason
 from sbus.flood.receipts import KEYS, LONGEST_KEY, Receipt
 from sbus.protocol.notices import LossReason
 from sbus.server.asks.upstream import FORMER, PATIENCE
+from sbus.server.bus.mail import LETTER_MEMORY
 from sbus.server.core.limits import Limits
 from tests.support.buses import Bus, Peer
-from tests.unit.server.mailboxes import PUBLISHER, is_clean, message, readers_of
+from tests.unit.server.mailboxes import PUBLISHER, READER, is_clean, kinds, message, readers_of
 
 P = b"!/cred/1/2/3"
 WHOAMI = b"CMSG !/cred/whoami"
@@ -313,6 +316,36 @@ def test_what_a_link_has_lost_is_told_after_a_choice_that_waits():
     link.transport.deliver(b"CMSG link/gap\0003 30 k")
     bus.settle()
     assert told.take() == [message(1), b"CMSG receipts/on\0", b"CMSG lost\0003 30 3 share"]
+    assert is_clean(bus)
+
+
+def test_what_a_link_has_lost_is_charged_while_it_waits_in_the_mail():
+    """Losses that a link reports while mail waits take the memory of their receivers' user."""
+    bus = Bus()
+    link, publisher = link_to(bus), bus.connect(uid=PUBLISHER)
+    readers = readers_of(bus, b"CMSG receipts/on", b"SUB k")
+    user = bus.registry.users[READER]
+    before = user.memory
+    publisher.transport.deliver(message(1))
+    with_mail = user.memory
+    link.transport.deliver(*[b"CMSG link/gap\0003 30 k"] * 10)
+    assert kinds(bus).count("loss") == 10 * len(readers)
+    assert user.memory - with_mail == 10 * len(readers) * LETTER_MEMORY
+    bus.settle()
+    assert is_clean(bus)
+    assert user.memory == before
+
+
+def test_what_a_link_has_lost_is_nothing_to_a_client_that_has_left():
+    """A client that has left while mail waits for it is in the routes until then: a loss brings it no letter."""
+    bus = Bus()
+    link, publisher = link_to(bus), bus.connect(uid=PUBLISHER)
+    gone, *others = readers_of(bus, b"CMSG receipts/on", b"SUB k")
+    publisher.transport.deliver(message(1))
+    gone.protocol.connectionLost(Failure(ConnectionDone()))
+    link.transport.deliver(b"CMSG link/gap\0003 30 k")
+    assert kinds(bus) == ["Mail", "end", *["loss"] * len(others)]
+    bus.settle()
     assert is_clean(bus)
 
 
