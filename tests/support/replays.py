@@ -95,7 +95,7 @@ def check_ctrl_c(bus: RunningBus, new_journal: NewJournal, monkeypatch: pytest.M
 
     interrupter = threading.Thread(target=interrupt)
     interrupter.start()
-    monkeypatch.setattr("sbus.cli.main._end_by", lambda number: sys.exit(128 + number))  # not these tests
+    monkeypatch.setattr("sbus.cli.main.end_by", lambda number: sys.exit(128 + number))  # not these tests
     result = CliRunner().invoke(cli, ["--socket", bus.address, *command, "--journal", str(journal.directory)])
     interrupter.join()
     assert result.exit_code == 128 + signal.SIGINT
