@@ -13,6 +13,7 @@ from sbus.fair.scheduler import CROWD
 from sbus.routing.cache import LONGEST_KEY
 from sbus.server.bus.drain import ARRANGED_AT_ONCE
 from sbus.server.bus.handover import OF_OTHERS
+from sbus.server.bus.protocol import MOST_COPIES
 from sbus.server.core.limits import MAX_REPLIES
 from sbus.server.core.observers import Observer
 from sbus.syscalls.batch import BATCH
@@ -196,6 +197,29 @@ def test_a_long_run_is_cut_to_the_time_that_is_left():
     bus.finish()
     assert got + readers[0].take() == messages
     assert {len(reader.take()) for reader in readers[1:]} == {50}
+
+
+def test_a_long_run_for_the_mail_is_cut_to_a_number_of_copies(monkeypatch):
+    """A run that waits in the mail costs its publisher the same for any number of receivers: no time is looked at."""
+    bus = HandTurnedBus(tick=1_000)
+    publisher, own = connect(bus), connect(bus, b"SUB k")
+    readers = [connect(bus, b"SUB k", uid=2 + n % 3) for n in range(600)]
+    runs: list[int] = []
+    deliver = bus.registry.deliver
+
+    def count(packets, *rest):
+        runs.append(len(packets))
+        return deliver(packets, *rest)
+
+    monkeypatch.setattr(bus.registry, "deliver", count)
+    monkeypatch.setattr(bus.registry.scheduler, "working_time", lambda: pytest.fail("a run was measured"))
+    bus.registry.scheduler.press()
+    messages = [b"MSG k\0%d" % n for n in range(BATCH)]
+    publisher.send(*messages)
+    assert runs == [MOST_COPIES // 601, BATCH - MOST_COPIES // 601]
+    assert own.take() == messages
+    bus.finish()
+    assert {tuple(reader.take()) for reader in readers} == {tuple(messages)}
 
 
 @pytest.mark.parametrize("readers", [0, 10, 100])
