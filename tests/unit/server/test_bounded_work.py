@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sbus.errors import CloseReason
 from sbus.fair.lines import QUANTUM
 from sbus.fair.scheduler import CROWD
 from sbus.routing.cache import LONGEST_KEY
@@ -149,12 +150,42 @@ def test_routes_of_others_are_paid_for():
     other.send(b"MSG key/1\0")
     churner.send(b"SUB */")
     assert lines.deficit < -10 * QUANTUM
-    assert bus.registry.router.surcharge == 0
     bus.registry.scheduler.is_busy = False
     bus.registry.scheduler.crowd = 0
     churner.protocol.user.lines.deficit = QUANTUM
     churner.send(b"UNSUB */")
     assert lines.deficit == QUANTUM  # while nobody else is active, nobody waits for these look-ups
+
+
+@pytest.mark.parametrize("end", ["hang_up", "close"])
+def test_routes_of_others_are_paid_for_by_a_client_that_leaves(end):
+    """The end of a subscription that changes everybody's routes costs its own user the look-ups, and no other one."""
+    bus = HandTurnedBus(tick=0)
+    leaver, other = connect(bus, b"SUB */"), connect(bus, *(b"MSG key/%d\0" % n for n in range(1000)), uid=2)
+    payer = leaver.protocol.user.lines
+    bus.registry.scheduler.press()
+    before = payer.deficit, other.protocol.user.lines.deficit
+    if end == "hang_up":
+        leaver.transport.hang_up()
+    else:
+        leaver.protocol.close(CloseReason.OPERATOR)
+    bus.turn()
+    other.send(b"MSG key/1\0")
+    assert payer.deficit < before[0] - 10 * QUANTUM
+    assert other.protocol.user.lines.deficit > before[1] - QUANTUM
+
+
+def test_a_new_key_costs_the_same_when_the_cache_is_full():
+    """A user cannot fill the route cache up to the last place, and have another one pay for all of it."""
+    bus = Bus()
+    filler, other = connect(bus), connect(bus, uid=2)
+    bus.registry.router._cache._max_keys = 1000
+    filler.send(*(b"MSG key/%d\0" % n for n in range(999)))
+    bus.registry.scheduler.press()
+    before = other.protocol.user.lines.deficit
+    other.send(b"MSG k/1\0", b"MSG k/2\0")
+    assert len(bus.registry.routes) < 1000
+    assert other.protocol.user.lines.deficit > before - QUANTUM // 10
 
 
 # --- batches ---------------------------------------------------------------------------------------
