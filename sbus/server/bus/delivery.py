@@ -215,14 +215,15 @@ class Delivery(Handover):
             now += receivers
         return now, later
 
-    def copies_at_once(self, route: Route[Receiver], publisher: Publisher) -> int:
-        """Return how many copies of a message `deliver` makes at once, at most; the others go into the mail."""
+    def copies_at_once(self, size: int, route: Route[Receiver], publisher: Publisher) -> int:
+        """Return how many copies of a message `deliver` would make at once; the others go into the mail.
+
+        :param size: the bytes of its run.
+        """
         many = len(route.receivers)
         if not self.scheduler.is_busy and many <= AT_ONCE:
             return many
-        own = publisher.user
-        groups = ((len(group.receivers), group.user) for group in route.groups)
-        return sum(many for many, user in groups if user is None or many <= (AT_ONCE if user is own else OF_OTHERS))
+        return len(self._split(size, route, publisher)[0])
 
     def _has_own_room(self, later: list[Group[Receiver]], count: int, size: int, publisher: Publisher | None) -> bool:
         """Return whether there is room for a run in the mail of the publisher's own user; see `_split`.

@@ -253,6 +253,23 @@ def test_a_long_run_for_the_mail_is_cut_to_a_number_of_copies(monkeypatch):
     assert {tuple(reader.take()) for reader in readers} == {tuple(messages)}
 
 
+def test_copies_that_wait_in_the_mail_teach_nothing(monkeypatch):
+    """Receivers that wait for earlier mail get a run by mail, so it says nothing of the time that their copies take."""
+    bus = HandTurnedBus(tick=1_000)
+    publisher, stranger = connect(bus), connect(bus, uid=2)
+    readers = [connect(bus, b"SUB k") for _ in range(200)]
+    bus.registry.scheduler.press()
+    stranger.send(b"MSG k\0")  # an entry for all of them
+    before = bus.registry.routes[b"k"].ns
+    monkeypatch.setattr(bus.registry.scheduler, "working_time", lambda: pytest.fail("a run was measured"))
+    messages = [b"MSG k\0%d" % n for n in range(BATCH)]
+    publisher.send(*messages)
+    assert bus.registry.routes[b"k"].ns == before
+    monkeypatch.undo()
+    bus.finish()
+    assert {tuple(reader.take()) for reader in readers} == {(b"MSG k\0", *messages)}
+
+
 @pytest.mark.parametrize("readers", [0, 10, 100])
 def test_a_user_alone_waits_for_no_turn(readers):
     """While no other user sends, batches follow each other without a turn between them; then they need turns again."""
