@@ -14,7 +14,7 @@ from sbus.fair.scheduler import CROWD
 from sbus.routing.cache import LONGEST_KEY
 from sbus.server.bus.drain import ARRANGED_AT_ONCE
 from sbus.server.bus.handover import OF_OTHERS
-from sbus.server.bus.protocol import MOST_COPIES
+from sbus.server.bus.protocol import LONG_RUN, MOST_COPIES, BusProtocol
 from sbus.server.core.limits import MAX_REPLIES
 from sbus.server.core.observers import Observer
 from sbus.syscalls.batch import BATCH
@@ -251,6 +251,20 @@ def test_a_long_run_for_the_mail_is_cut_to_a_number_of_copies(monkeypatch):
     assert own.take() == messages
     bus.finish()
     assert {tuple(reader.take()) for reader in readers} == {tuple(messages)}
+
+
+def test_a_lone_message_is_no_long_run(monkeypatch):
+    """A message alone cannot be cut, so it takes the shortest way, whatever the number of its receivers."""
+    bus = Bus()
+    publisher = connect(bus)
+    readers = [connect(bus, b"SUB k", uid=2 + n % 5) for n in range(LONG_RUN + 1)]
+    bus.registry.scheduler.press()
+    publisher.send(b"MSG k\0first")
+    monkeypatch.setattr(BusProtocol, "_handle_batch", lambda *_: pytest.fail("it was handled as a long run"))
+    publisher.send(b"MSG k\0second")
+    monkeypatch.undo()
+    bus.settle()
+    assert {tuple(reader.take()) for reader in readers} == {(b"MSG k\0first", b"MSG k\0second")}
 
 
 def test_copies_that_wait_in_the_mail_teach_nothing(monkeypatch):
