@@ -209,7 +209,7 @@ class Delivery(Handover):
                     later.append(group)
                     continue
                 lines = user.lines
-                if lines.mail and lines.waits(*receivers):
+                if lines.mail and lines.waits(receivers if many <= OF_OTHERS else group.members):
                     later.append(group)
                     continue
             now += receivers
@@ -293,7 +293,7 @@ class Delivery(Handover):
         :returns: False if nothing waits; then the caller must act at once, without the letter.
         """
         lines = client.user.lines
-        if not lines.waits(client):
+        if not lines.waits((client,)):
             return False
         self.scheduler.append(lines, Letter(self, lines, client, kind, open_letter))
         return True

@@ -240,7 +240,7 @@ def test_a_notice_after_the_end_is_not_charged():
     publisher.send(b"MSG k\0")
     readers[0].transport.hang_up()
     bus.settle()
-    assert readers[0].protocol.user.lines.waits(readers[0].protocol)
+    assert readers[0].protocol.user.lines.waits([readers[0].protocol])
     readers[0].protocol.notify(b"interest/pattern", b"+ 1 p")
     bus.finish()
     assert bus.registry.users.budget.memory.held == sum(each.memory() for each in bus.registry.clients.values())
