@@ -15,8 +15,9 @@ from twisted.internet.endpoints import UNIXClientEndpoint
 from sbus.client import tx
 from sbus.errors import Closed, ConnectError, Disconnected, InvalidKey, PacketTooLong, UsageError
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
-from tests.integration.clients.backends import FakeServer, TwistedBackend, turn
+from tests.integration.clients.backends import TwistedBackend, turn
 from tests.integration.clients.deferreds import done
+from tests.integration.clients.fake_servers import FakeServer
 from tests.support.harness import Bus
 
 # --- endpoints ------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ import pytest
 
 from sbus.errors import Disconnected
 from sbus.syscalls.batch import BATCH
-from tests.integration.clients.backends import Client, FakeServer, TwistedBackend, turn, wait_quiet
+from tests.integration.clients.backends import Client, TwistedBackend, turn, wait_quiet
 from tests.integration.clients.deferreds import QUICK, Push
+from tests.integration.clients.fake_servers import FakeServer
 from tests.support.harness import Bus
 from tests.support.servers import StartBus
 from tests.support.waiting import paused

@@ -20,8 +20,9 @@ from sbus.client.subscription import HIGH_WATER
 from sbus.client.tx.service import BusClientService
 from sbus.errors import Closed, Disconnected
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
-from tests.integration.clients.backends import Client, FakeServer, Gaps, TwistedBackend, turn, unread, wait_stuck
+from tests.integration.clients.backends import Client, Gaps, TwistedBackend, turn, unread, wait_stuck
 from tests.integration.clients.deferreds import QUICK, Push, done
+from tests.integration.clients.fake_servers import FakeServer
 from tests.support.harness import Bus
 from tests.support.reactors import hurried
 from tests.support.servers import StartBus

@@ -1,4 +1,4 @@
-"""The plain model beside which a bus is checked (`tests.unit.server.test_model`): its clients, and what each is to get."""
+"""The plain model beside which `tests.unit.server.test_model` checks a bus: its clients, and what each is to get."""
 
 from __future__ import annotations
 
