@@ -66,7 +66,7 @@ class CommandLine(usage.Options):
             "log-level",
             None,
             _LOG.level,
-            f"Least level of events that are logged: {', '.join(LEVELS)}",
+            f"Lowest level of events that are logged: {', '.join(LEVELS)}",
             choice("log-level", *LEVELS),
         ],
         [

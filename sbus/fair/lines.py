@@ -28,7 +28,7 @@ everything (a user's own backlog would keep its clients from being read).
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any, Protocol
 
 from sbus.routing.route import FIRST_NS, Group, learned
@@ -151,8 +151,11 @@ class Lines:
 
     # --- mail --------------------------------------------------------------------------------
 
-    def waits(self, *receivers: Any) -> bool:
-        """Return whether mail may wait for one of these receivers: new packets for them must then follow that mail."""
+    def waits(self, receivers: Collection[Any]) -> bool:
+        """Return whether mail may wait for one of these receivers: new packets for them must then follow that mail.
+
+        :param receivers: a set, if there are many: of two sets, the smaller one is walked.
+        """
         if not self.mail:
             return False
         if len(self.waiting) > MEMBERSHIPS or not self.letters.keys().isdisjoint(receivers):

@@ -18,6 +18,7 @@ that found nothing, room in a socket
 a chore that is done at once (`Scheduler.do`)     the one whose chore it is; the batch that caused it does not pay
                                                   (`Scheduler.shift`)
 the look-up of a route that another user changed  the one who changed it, by `shift` as well
+room for a new route in the cache                 the one who has it looked up (`Scheduler.add`)
 all that is done in a turn                        the one whose turn it is, once, when the turn ends
 ================================================  ====================================================================
 
@@ -227,6 +228,10 @@ class Scheduler:
         """Charge a user for a part of what is done now for another one, who does not pay for that part."""
         self._began += took
         self.charge(lines, took)
+
+    def add(self, took: int) -> None:
+        """Charge time (nanoseconds) that others will need later to the user who is charged for what is done now."""
+        self._began -= took
 
     def is_serving(self, lines: Lines) -> bool:
         """Return whether the time that passes now still has to be charged to a user."""

@@ -22,7 +22,7 @@ def families(recorder: RecorderService, is_up: bool = True) -> Iterator[Metric]:
     yield counter("sbus_recorder_bytes", "Bytes in their keys and payloads.", counters.bytes)
     yield counter(
         "sbus_recorder_gaps",
-        "Gaps in the journal, of any kind. More than one for each start: see sbus journal rows --kind.",
+        "Gaps in the journal, of any kind. More than one for each start: see sbus journal cat.",
         counters.gaps,
     )
     yield counter(

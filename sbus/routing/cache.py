@@ -69,7 +69,6 @@ class RouteCache(Generic[S]):
     :ivar routes: the table itself, for hot loops to read; only this class writes it.
     :ivar all_groups: the groups of all routes, kept or not.
     :ivar zone_of: returns the zone of a key; None if nobody judges keys. Call `clear` before changing it.
-    :ivar overflown: the routes forgotten because the cache was full, since the counter was last set to 0.
     :param max_keys: the limit for keys.
     :param max_receivers: the limit for receivers, summed over all routes.
     :param max_bytes: the limit for memory, in bytes.
@@ -89,7 +88,6 @@ class RouteCache(Generic[S]):
         self._max_bytes = max_bytes
         self._receivers = 0
         self._key_bytes = 0
-        self.overflown = 0
         self._groups: dict[bytes, dict[bytes, dict[bytes, None]]] = {}
         self._shared: dict[tuple[Hashable, tuple[S, ...]], Route[S]] = {}
         self.all_groups = Groups()
@@ -108,7 +106,6 @@ class RouteCache(Generic[S]):
             or self._receivers + len(receivers) > self._max_receivers
             or self.memory() + self._each() + len(key) + 8 * len(receivers) > self._max_bytes
         ):
-            self.overflown += len(self.routes)
             self.clear()
         route = self._hold(key, receivers, zone)
         if secret:

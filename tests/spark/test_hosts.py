@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("nats", reason="no nats-py: pip install 'sbusd[nats]'")
 
-from tests.integration.docs.test_docs import page
+from tests.integration.docs.pages import page
 from tests.spark.test_tutorial import Shell, has_rows, until
 from tests.support.archived import archived
 from tests.support.nats import free_ports, nats_server

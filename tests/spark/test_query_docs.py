@@ -19,7 +19,7 @@ from sbus.journal.writer import JournalWriter
 from sbus.spark.datasource.options import WriteOptions
 from sbus.spark.datasource.writer import publish
 from sbus.testing import RunningBus
-from tests.integration.docs.test_docs import EXAMPLES
+from tests.integration.docs.pages import EXAMPLES
 from tests.spark.clusters import TIMEOUT
 from tests.support.journals import NewJournal
 

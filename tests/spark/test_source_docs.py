@@ -16,7 +16,7 @@ from sbus.journal.writer import JournalWriter
 from sbus.spark.datasource.options import ReadOptions, StreamOptions, WriteOptions
 from sbus.spark.datasource.scan import schema
 from sbus.testing import RunningBus
-from tests.integration.docs.test_docs import EXAMPLES, literals, page, rows
+from tests.integration.docs.pages import EXAMPLES, literals, page, rows
 from tests.support.journals import NewJournal
 
 TIMEOUT = 10

@@ -14,7 +14,7 @@ import pytest
 
 from sbus.errors import SbusError
 from sbus.journal.reader import JournalReader
-from tests.integration.docs.test_docs import page
+from tests.integration.docs.pages import page
 from tests.support.waiting import wait_until
 
 TIMEOUT = 400

@@ -129,14 +129,15 @@ class Requests:
     def _last(self, client: Client, pattern: bytes | None) -> bool:
         if pattern is None:
             return False
+        values = None if self._dialect.is_secret(pattern) else self._last_values
+        if values is not None and not client.user.may_hold(values.snapshot_memory):
+            raise Violation(ViolationReason.USER_MEMORY)
         self._subscribe(client, pattern)
-        if self._last_values is None or self._dialect.is_secret(pattern):
+        if values is None:
             client.reply(controls.LAST_DONE, pattern)
         else:
-            if not client.user.may_hold(self._last_values.snapshot_memory):
-                raise Violation(ViolationReason.USER_MEMORY)
             done = build(CMSG, controls.LAST_DONE, pattern)
-            client.send_snapshot(*self._last_values.snapshot(client, pattern, done))
+            client.send_snapshot(*values.snapshot(client, pattern, done))
         return True
 
     def _may_ask(self, client: Client) -> bool:

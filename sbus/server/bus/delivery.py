@@ -114,13 +114,13 @@ class Delivery(Handover):
         now, later = self._split(size, route, publisher)
         if later and not self._has_own_room(later, count, size, publisher):
             return 0
-        receivers, everybody = tuple(now), route.receivers
-        if not has_echo:
-            receivers, everybody = without(receivers, publisher), without(everybody, publisher)
+        receivers, skip = tuple(now), None if has_echo else publisher
+        if skip is not None:
+            receivers = without(receivers, skip)
         if self._blocking and count > 1 and not self._has_room(packets, receivers, publisher):
             return self._deliver_halves(packets, route, publisher, has_echo)
-        self._count(packets, len(everybody))
-        if is_unrouted(everybody, self.uncounted, self._muted):
+        self._count(packets, _copies(route, skip))
+        if is_unrouted(route.receivers, self.uncounted, self._muted, skip):
             self._counters.unrouted += count
         if later:
             self._post(later, packets, size, publisher, has_echo)
@@ -166,12 +166,12 @@ class Delivery(Handover):
             now, later = self._split(size, route, publisher)
         if later and not self._has_own_room(later, 1, len(message), publisher):
             return 0
-        everybody = route.receivers if has_echo else without(route.receivers, publisher)
+        skip = None if has_echo else publisher
         counters = self._counters
-        counters.tally.add([message], len(everybody))
+        counters.tally.add([message], _copies(route, skip))
         counters.payloads += 1
         counters.payload_bytes += message.length
-        counters.unrouted += is_unrouted(everybody, self.uncounted, self._muted)
+        counters.unrouted += is_unrouted(route.receivers, self.uncounted, self._muted, skip)
         if later:
             self._post(later, [message], len(message), publisher, has_echo, message)
         self.hand_payload(message, tuple(now) if has_echo else without(now, publisher), publisher)
@@ -209,20 +209,21 @@ class Delivery(Handover):
                     later.append(group)
                     continue
                 lines = user.lines
-                if lines.mail and lines.waits(*receivers):
+                if lines.mail and lines.waits(receivers if many <= OF_OTHERS else group.members):
                     later.append(group)
                     continue
             now += receivers
         return now, later
 
-    def copies_at_once(self, route: Route[Receiver], publisher: Publisher) -> int:
-        """Return how many copies of a message `deliver` makes at once, at most; the others go into the mail."""
+    def copies_at_once(self, size: int, route: Route[Receiver], publisher: Publisher) -> int:
+        """Return how many copies of a message `deliver` would make at once; the others go into the mail.
+
+        :param size: the bytes of its run.
+        """
         many = len(route.receivers)
         if not self.scheduler.is_busy and many <= AT_ONCE:
             return many
-        own = publisher.user
-        groups = ((len(group.receivers), group.user) for group in route.groups)
-        return sum(many for many, user in groups if user is None or many <= (AT_ONCE if user is own else OF_OTHERS))
+        return len(self._split(size, route, publisher)[0])
 
     def _has_own_room(self, later: list[Group[Receiver]], count: int, size: int, publisher: Publisher | None) -> bool:
         """Return whether there is room for a run in the mail of the publisher's own user; see `_split`.
@@ -292,7 +293,7 @@ class Delivery(Handover):
         :returns: False if nothing waits; then the caller must act at once, without the letter.
         """
         lines = client.user.lines
-        if not lines.waits(client):
+        if not lines.waits((client,)):
             return False
         self.scheduler.append(lines, Letter(self, lines, client, kind, open_letter))
         return True
@@ -327,6 +328,12 @@ def account_of(publisher: Publisher) -> Hashable:
     """
     signature = publisher.signature
     return signature.user if signature.is_vouched else publisher.user.uid
+
+
+def _copies(route: Route[Receiver], skip: Publisher | None) -> int:
+    """Return the number of receivers on a route but one, which is looked for only among those of its user."""
+    is_on = skip is not None and any(group.user is skip.user and skip in group.members for group in route.groups)
+    return len(route.receivers) - is_on
 
 
 def without(receivers: Sequence[Receiver], publisher: object) -> tuple[Receiver, ...]:

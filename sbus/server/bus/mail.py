@@ -297,7 +297,10 @@ class Gap:
             self._groups[group, skip] = found[0] + messages, found[1] + size
         else:
             if len(self._groups) >= GAP_GROUPS:
+                scheduler = self._handover.scheduler
+                began = scheduler.clock()
                 self._spread(*next(iter(self._groups)))
+                scheduler.shift(self._lines, scheduler.clock() - began)
             self._groups[group, skip] = messages, size
             self._lines.expect(group)
             memory = ENTRY_MEMORY + LOSS_MEMORY * (len(self._groups) + len(self._receivers))

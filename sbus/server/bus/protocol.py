@@ -204,7 +204,7 @@ class BusProtocol(ReceivingHalf):
             if (
                 until == total <= BATCH
                 and route is not None
-                and total * len(route.receivers) < LONG_RUN
+                and (total * len(route.receivers) < LONG_RUN or total == 1)
                 and (self.is_free or self._may_hand(route))
             ):
                 delivery = self._delivery
@@ -352,7 +352,7 @@ class BusProtocol(ReceivingHalf):
             most = at + max(1, MOST_COPIES // copies)
             if most < stop:
                 stop, is_whole = most, False
-            copies = self._delivery.copies_at_once(route, self)
+            copies = self._delivery.copies_at_once(total_size(packets[at:stop]), route, self)
             is_long = (stop - at) * copies >= LONG_RUN
         if is_long:
             began = scheduler.working_time()
@@ -391,20 +391,11 @@ class BusProtocol(ReceivingHalf):
                     registry.route(key)
                 except Violation:
                     break  # it is handled when its turn comes
-                self._pay_routing()
             if first is None:
                 first = key
             if key not in routes or clock() >= until:
                 break
         return first is not None and first in routes
-
-    def _pay_routing(self) -> None:
-        """Pay for routes of others that have to be looked up again, which happens later and in their time."""
-        router = self.registry.router
-        if router.surcharge:
-            if self._scheduler.is_busy:
-                self.user.lines.deficit -= router.surcharge
-            router.surcharge = 0
 
     def _keep(self, packets: list[bytes]) -> None:
         """Charge packets that the transport keeps until they can be handled.
@@ -464,13 +455,10 @@ class BusProtocol(ReceivingHalf):
             if verb == SUB:
                 if not self.is_write_closed:
                     self.registry.subscribe(self, key)
-                self._pay_routing()
             elif verb == UNSUB:
                 self.registry.unsubscribe(self, key)
-                self._pay_routing()
             elif verb == FMSG:
                 is_done = payload_checks.publish(self, packet, key, payload)
-                self._pay_routing()
                 if not is_done:
                     self._wait(self._scheduler.hold)
                 return is_done
@@ -492,7 +480,6 @@ class BusProtocol(ReceivingHalf):
     def _publish(self, packet: bytes, key: bytes, payload: bytes) -> bool:
         registry = self.registry
         route = registry.route(key)
-        self._pay_routing()
         if not registry.delivery.has_room_for(packet, route, self):
             self._wait(self._scheduler.hold)
             return False

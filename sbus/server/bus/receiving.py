@@ -476,7 +476,7 @@ class ReceivingHalf(Connection):
     @property
     def is_holding(self) -> bool:
         """See `sbus.server.core.interfaces.Client`."""
-        return len(self.queue) > 0 or self.front is not None or self.lost > 0 or self.user.lines.waits(self)
+        return len(self.queue) > 0 or self.front is not None or self.lost > 0 or self.user.lines.waits((self,))
 
     def enqueue(self, packets: list[bytes], may_block: bool) -> Outcome | None:
         """See `sbus.server.core.interfaces.Receiver`."""

@@ -22,11 +22,12 @@ _REFRESHED_RECEIVERS = 8_192
 user who has changed them (row ``flip``)."""
 _BLAMED = 1_024
 """Keys whose next look-up is paid for by a user other than the publisher; beyond, they are forgotten."""
-_FORGOTTEN = 5_000
-"""Nanoseconds to pay for a route that is forgotten for want of room: its key has to be looked up again."""
+_KEPT = 5_000
+"""Nanoseconds to pay for a new route, in addition to its look-up: once the cache is full, all keys have to be looked up
+again. If the user whose key is one too many paid for all, another user could fill the cache up to there, and wait."""
 _CHANGED = 40_000
-"""The same for one that is forgotten because a subscription has changed it: more than its look-up costs the next
-publisher, so that a user who changes everybody's routes all day pays for it first."""
+"""Nanoseconds to pay for each cached route that a subscription changes: more than its look-up costs the next publisher,
+so that a user who changes everybody's routes all day pays for it first."""
 
 
 class Router:
@@ -39,8 +40,6 @@ class Router:
     :ivar dialect: the revision of the protocol.
     :ivar upstream: knows which secret keys mean something else on a bus with a master; their routes are not cached.
     :ivar listeners: they are called for each open subscription that comes or goes.
-    :ivar surcharge: the price, in nanoseconds, of the routes that were forgotten since the counter was last set to 0:
-        they will be looked up again in the time of others.
     :ivar muted: receivers that get nothing, although they still have subscriptions, each with the chore that drops
         these; cached routes may contain them.
     :ivar index: the patterns; other modules only read it.
@@ -55,7 +54,6 @@ class Router:
         self.index: PatternIndex[Receiver] = PatternIndex(dialect)
         self._cache: RouteCache[Receiver] = RouteCache(dialect, max_bytes=cache_bytes)
         self.listeners: tuple[PatternEvents, ...] = ()
-        self.surcharge = 0
         self.muted: dict[Receiver, Entry] = {}
         self.misses = 0
         self.upstream: Upstream | None = None
@@ -75,7 +73,7 @@ class Router:
             began = self._scheduler.clock()
             route = self._find(key)
             _ = route.groups
-            self._scheduler.shift(changer, self._scheduler.clock() - began)
+            self._scheduler.shift(changer, self._scheduler.clock() - began + _KEPT)
         return route
 
     def _find(self, key: bytes) -> Route[Receiver]:
@@ -91,11 +89,8 @@ class Router:
         receivers = self._look_up(key, secret)
         if not self._is_caching:
             return Route(receivers, self._cache.all_groups)
-        route = self._cache.remember(key, secret, receivers)
-        if self._cache.overflown:
-            self.surcharge += _FORGOTTEN * self._cache.overflown
-            self._cache.overflown = 0
-        return route
+        self._scheduler.add(_KEPT)
+        return self._cache.remember(key, secret, receivers)
 
     def _look_up(self, key: bytes, secret: SecretKey | None) -> tuple[Receiver, ...]:
         found, _ = self.index.look_up(key, secret)
@@ -117,7 +112,7 @@ class Router:
 
     def forget_routes(self) -> None:
         """Empty the cache: keys have got another meaning."""
-        self.surcharge += _FORGOTTEN * len(self.routes)
+        self._scheduler.add(_KEPT * len(self.routes))
         self._cache.clear()
 
     def _changed(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
@@ -127,7 +122,9 @@ class Router:
         peer = receiver.peer
         keys = self._cache.affected(pattern, secret, peer, _REFRESHED)
         if keys is None:
-            self.surcharge += _CHANGED * self._cache.forget(pattern, secret, peer)
+            forgotten = self._cache.forget(pattern, secret, peer)
+            if self._scheduler.is_busy and receiver.queue is not None:
+                receiver.user.lines.deficit -= _CHANGED * forgotten
             return
         if sum(len(self.routes[key].receivers) for key in keys if key in self.routes) > _REFRESHED_RECEIVERS:
             self._cache.forget(pattern, secret, peer)

@@ -15,8 +15,13 @@ from sbus.server.core.interfaces import Receiver
 __all__ = ["is_unrouted"]
 
 
-def is_unrouted(receivers: tuple[Receiver, ...], uncounted: Set[Receiver], muted: Collection[Receiver]) -> bool:
-    """Return whether all receivers of a message are observers or have left."""
-    if receivers and receivers[0] not in uncounted and receivers[0] not in muted:
+def is_unrouted(
+    receivers: tuple[Receiver, ...], uncounted: Set[Receiver], muted: Collection[Receiver], skip: object = None
+) -> bool:
+    """Return whether all receivers of a message are observers or have left.
+
+    :param skip: a receiver that does not get the message: its publisher, without echo.
+    """
+    if receivers and (first := receivers[0]) is not skip and first not in uncounted and first not in muted:
         return False  # almost always; a generator takes five times as long
-    return all(receiver in uncounted or receiver in muted for receiver in receivers)
+    return all(receiver is skip or receiver in uncounted or receiver in muted for receiver in receivers)

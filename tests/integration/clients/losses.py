@@ -12,10 +12,8 @@ import pytest
 from sbus.client import blocking
 from sbus.client.connecting import Backoff
 from sbus.errors import Disconnected
-from tests.integration.clients.backends import (
-    Client,
-    FakePeer,
-)
+from tests.integration.clients.backends import Client
+from tests.integration.clients.fake_servers import FakePeer
 from tests.support.harness import TIMEOUT, Bus
 
 QUICK = Backoff(first=0.01, factor=1.2, longest=0.05)

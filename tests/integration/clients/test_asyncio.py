@@ -17,7 +17,8 @@ from sbus.client.core import Message
 from sbus.client.subscription import HIGH_WATER
 from sbus.errors import Closed, Disconnected, UsageError
 from sbus.syscalls import batch
-from tests.integration.clients.backends import AsyncioBackend, FakeServer, turn, unread, wait_stuck
+from tests.integration.clients.backends import AsyncioBackend, turn, unread, wait_stuck
+from tests.integration.clients.fake_servers import FakeServer
 from tests.support.descriptors import descriptors
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus

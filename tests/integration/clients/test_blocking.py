@@ -28,7 +28,7 @@ from sbus.errors import (
 from sbus.syscalls import batch
 from sbus.syscalls.polling import is_readable
 from sbus.syscalls.sockets import LARGEST_SEND_BUFFER
-from tests.integration.clients.backends import FakeServer
+from tests.integration.clients.fake_servers import FakeServer
 from tests.integration.clients.losses import QUICK, lose
 from tests.support.harness import TIMEOUT, Bus, Client
 from tests.support.servers import StartBus

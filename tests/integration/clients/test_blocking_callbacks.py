@@ -23,7 +23,7 @@ from sbus.routing import trie
 from sbus.routing.cache import RouteCache
 from sbus.routing.trie import PatternIndex
 from sbus.syscalls.polling import is_readable
-from tests.integration.clients.backends import FakeServer
+from tests.integration.clients.fake_servers import FakeServer
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
 

@@ -21,7 +21,7 @@ from sbus.client.core import Message
 from sbus.client.responding import Request
 from sbus.errors import ConnectionLost, Disconnected, RequestFailed, TimedOut
 from sbus.syscalls.sockets import LARGEST_SEND_BUFFER
-from tests.integration.clients.backends import FakeServer
+from tests.integration.clients.fake_servers import FakeServer
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
 from tests.support.waiting import paused

@@ -27,7 +27,7 @@ from sbus.errors import (
     TimedOut,
 )
 from sbus.syscalls.polling import is_readable
-from tests.integration.clients.backends import FakeServer
+from tests.integration.clients.fake_servers import FakeServer
 from tests.integration.clients.losses import QUICK, WHOAMI, lose
 from tests.support.harness import TIMEOUT
 from tests.support.servers import StartBus

@@ -15,7 +15,8 @@ import sbus
 from sbus.protocol.bundles import MAX_BUNDLE, _unbundle
 from tests.integration.clients import test_messages as messages
 from tests.integration.clients import test_requests as requests
-from tests.integration.clients.backends import Backend, Client, FakePeer, FakeServer, Gaps, TwistedBackend
+from tests.integration.clients.backends import Backend, Client, Gaps, TwistedBackend
+from tests.integration.clients.fake_servers import FakePeer, FakeServer
 from tests.integration.clients.losses import NAME, QUICK, WHOAMI
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.packets import bundle

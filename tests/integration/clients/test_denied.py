@@ -15,7 +15,8 @@ from sbus.client.connecting import Backoff
 from sbus.client.denials import Denial, raise_denied
 from sbus.errors import ConnectionLost, NotAllowed
 from sbus.protocol.notices import SEVERAL
-from tests.integration.clients.backends import Backend, BlockingBackend, FakePeer, FakeServer, Gaps
+from tests.integration.clients.backends import Backend, BlockingBackend, Gaps
+from tests.integration.clients.fake_servers import FakePeer, FakeServer
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
 

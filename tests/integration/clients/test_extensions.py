@@ -12,7 +12,8 @@ import pytest
 from sbus.client.connecting import Backoff
 from sbus.client.losses import Lost
 from sbus.errors import CloseReason, ConnectionLost, NobodyListens, TimedOut, UsageError
-from tests.integration.clients.backends import ASKED, Backend, BlockingBackend, FakePeer, FakeServer, Gaps, turn
+from tests.integration.clients.backends import ASKED, Backend, BlockingBackend, Gaps, turn
+from tests.integration.clients.fake_servers import FakePeer, FakeServer
 from tests.support.harness import TIMEOUT
 
 QUICK = Backoff(first=0.01, factor=1.2, longest=0.05)

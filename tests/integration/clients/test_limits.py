@@ -17,7 +17,8 @@ import sbus
 import sbus.client.blocking
 from sbus.client.losses import Lost
 from sbus.errors import BufferFull, Disconnected, PacketTooLong, TimedOut
-from tests.integration.clients.backends import Backend, BlockingBackend, Client, FakePeer, FakeServer, turn
+from tests.integration.clients.backends import Backend, BlockingBackend, Client, turn
+from tests.integration.clients.fake_servers import FakePeer, FakeServer
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
 from tests.support.waiting import paused

@@ -15,13 +15,13 @@ from tests.integration.clients.backends import (
     Backend,
     BlockingBackend,
     Client,
-    FakeServer,
     Sub,
     TwistedBackend,
     turn,
     unread,
     wait_stuck,
 )
+from tests.integration.clients.fake_servers import FakeServer
 from tests.integration.clients.losses import CALLS, NAME, QUICK, WHOAMI, answer_until, gather, publish_without_end
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus

@@ -11,7 +11,8 @@ import pytest
 
 from sbus.errors import Closed, Disconnected, InvalidKey, PacketTooLong, UsageError
 from sbus.syscalls.sockets import LARGEST_SEND_BUFFER
-from tests.integration.clients.backends import Backend, Client, FakeServer, Sub, turn
+from tests.integration.clients.backends import Backend, Client, Sub, turn
+from tests.integration.clients.fake_servers import FakeServer
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
 

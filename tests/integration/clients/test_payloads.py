@@ -15,14 +15,8 @@ from sbus.errors import BufferFull, Disconnected, PacketTooLong, RequestFailed
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.packets import LEAST_PAYLOAD, build_range
 from sbus.syscalls.memfd import Attached
-from tests.integration.clients.backends import (
-    Backend,
-    Client,
-    FakePeer,
-    FakeServer,
-    TwistedBackend,
-    turn,
-)
+from tests.integration.clients.backends import Backend, Client, TwistedBackend, turn
+from tests.integration.clients.fake_servers import FakePeer, FakeServer
 from tests.integration.clients.losses import QUICK, WHOAMI
 from tests.support.harness import Bus
 from tests.support.packets import bundle, sealed

@@ -17,12 +17,12 @@ from tests.integration.clients.backends import (
     Backend,
     BlockingBackend,
     Client,
-    FakeServer,
     turn,
     unread,
     wait_quiet,
     wait_stuck,
 )
+from tests.integration.clients.fake_servers import FakeServer
 from tests.support.descriptors import descriptors
 from tests.support.harness import Bus
 from tests.support.servers import StartBus

@@ -14,14 +14,8 @@ import pytest
 from sbus.client.connecting import Backoff
 from sbus.errors import Closed, ConnectError, Disconnected
 from sbus.routing.trie import PatternIndex
-from tests.integration.clients.backends import (
-    Backend,
-    FakePeer,
-    FakeServer,
-    Gaps,
-    turn,
-    wait_quiet,
-)
+from tests.integration.clients.backends import Backend, Gaps, turn, wait_quiet
+from tests.integration.clients.fake_servers import FakePeer, FakeServer
 from tests.integration.clients.losses import CALLS, NAME, QUICK, WHOAMI, answer_until, gather, publish_without_end
 from tests.support.harness import TIMEOUT
 from tests.support.servers import StartBus

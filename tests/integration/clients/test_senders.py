@@ -15,7 +15,8 @@ from sbus.client.connecting import Backoff
 from sbus.client.core import Message
 from sbus.client.identity import Sender
 from sbus.errors import RequestFailed, UsageError
-from tests.integration.clients.backends import Backend, BlockingBackend, Client, FakePeer, FakeServer, Gaps
+from tests.integration.clients.backends import Backend, BlockingBackend, Client, Gaps
+from tests.integration.clients.fake_servers import FakePeer, FakeServer
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
 

@@ -20,7 +20,7 @@ from sbus.interchange.rows import Selection
 from sbus.journal.clock import from_datetime, parse
 from sbus.journal.schema import Kind
 from sbus.journal.writer import JournalWriter
-from tests.integration.docs.test_docs import page
+from tests.integration.docs.pages import page
 
 PAGE = "pipeline/8-interchange.rst"
 TIME = from_datetime(parse("2026-01-31T12:00"))

@@ -13,7 +13,7 @@ from sbus.link.nats.counters import Counters
 from sbus.link.nats.settings import Settings
 from sbus.link.nats.twistd import Options
 from sbus.link.subjects import pattern_subject, subject
-from tests.integration.docs.test_docs import literals, page, rows
+from tests.integration.docs.pages import literals, page, rows
 
 PAGE = "nats.rst"
 

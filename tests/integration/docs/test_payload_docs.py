@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.docs.test_client_docs import COMPILER, COOKBOOK
-from tests.integration.docs.test_docs import EXAMPLES, Script
+from tests.integration.docs.pages import EXAMPLES, Script
+from tests.integration.docs.programs import COMPILER, COOKBOOK
 from tests.support.harness import TIMEOUT, run
 from tests.support.servers import StartBus
 

@@ -17,7 +17,7 @@ from sbus.journal.index import RECORD_SIZE
 from sbus.journal.schema import FORMAT
 from sbus.recorder import Settings
 from sbus.recorder.twistd import Options
-from tests.integration.docs.test_docs import EXAMPLES, literals, page, rows
+from tests.integration.docs.pages import EXAMPLES, literals, page, rows
 from tests.support.harness import Bus, Process
 from tests.support.journals import messages
 

@@ -27,7 +27,7 @@ def test_a_receiver_waits_while_mail_is_for_it():
         lines.mail.append(Work(machine, 1, 1))
         lines.expect(group)
     assert [lines.waits(each) for each in "abcd"] == [True, True, True, False]
-    assert [lines.waits(*some) for some in ("da", "ad", "dd")] == [True, True, False]
+    assert [lines.waits(some) for some in ("da", "ad", "dd")] == [True, True, False]
     lines.settle(all_)
     assert [lines.waits(each) for each in "abcd"] == [True, True, False, False]
     lines.settle(some)
@@ -35,6 +35,27 @@ def test_a_receiver_waits_while_mail_is_for_it():
     lines.settle(some)
     assert not lines.waits("a")
     assert not lines.waiting
+
+
+def test_many_receivers_are_not_walked_for_each_group():
+    """Whether mail waits for one of many receivers takes no longer than its small groups are large."""
+    hashed: list[int] = []
+
+    class Receiver:
+        def __hash__(self) -> int:
+            hashed.append(1)
+            return id(self)
+
+    lines = Lines()
+    for _ in range(20):
+        lines.expect(Group(None, (Receiver(), Receiver())))
+    lines.mail.append(Work(Machine(), 1, 1))
+    many = frozenset(Receiver() for _ in range(300))
+    for group in lines.waiting:
+        assert group.members
+    hashed.clear()
+    assert not lines.waits(many)
+    assert len(hashed) <= 2 * len(lines.waiting)
 
 
 def test_a_receiver_waits_for_its_letters():
@@ -53,11 +74,11 @@ def test_everybody_waits_for_many_groups(groups, waits):
     lines.mail.append(Work(machine, 1, 1))
     for number in range(groups):
         lines.expect(Group(None, (number,)))
-    assert lines.waits(0)
-    assert lines.waits("nobody") is waits
-    assert calls(lines.waits, *range(groups, groups + 99)) == calls(lines.waits, "nobody") <= 3 * MEMBERSHIPS
+    assert lines.waits([0])
+    assert lines.waits(["nobody"]) is waits
+    assert calls(lines.waits, range(groups, groups + 99)) == calls(lines.waits, ["nobody"]) <= 3 * MEMBERSHIPS
     lines.mail.clear()
-    assert not lines.waits("nobody")
+    assert not lines.waits(["nobody"])
 
 
 # --- how much fits (I9) --------------------------------------------------------------------------

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sbus.errors import CloseReason
 from sbus.fair.lines import QUANTUM
 from sbus.fair.scheduler import CROWD
 from sbus.routing.cache import LONGEST_KEY
 from sbus.server.bus.drain import ARRANGED_AT_ONCE
 from sbus.server.bus.handover import OF_OTHERS
-from sbus.server.bus.protocol import MOST_COPIES
+from sbus.server.bus.protocol import LONG_RUN, MOST_COPIES, BusProtocol
 from sbus.server.core.limits import MAX_REPLIES
 from sbus.server.core.observers import Observer
 from sbus.syscalls.batch import BATCH
@@ -149,12 +150,42 @@ def test_routes_of_others_are_paid_for():
     other.send(b"MSG key/1\0")
     churner.send(b"SUB */")
     assert lines.deficit < -10 * QUANTUM
-    assert bus.registry.router.surcharge == 0
     bus.registry.scheduler.is_busy = False
     bus.registry.scheduler.crowd = 0
     churner.protocol.user.lines.deficit = QUANTUM
     churner.send(b"UNSUB */")
     assert lines.deficit == QUANTUM  # while nobody else is active, nobody waits for these look-ups
+
+
+@pytest.mark.parametrize("end", ["hang_up", "close"])
+def test_routes_of_others_are_paid_for_by_a_client_that_leaves(end):
+    """The end of a subscription that changes everybody's routes costs its own user the look-ups, and no other one."""
+    bus = HandTurnedBus(tick=0)
+    leaver, other = connect(bus, b"SUB */"), connect(bus, *(b"MSG key/%d\0" % n for n in range(1000)), uid=2)
+    payer = leaver.protocol.user.lines
+    bus.registry.scheduler.press()
+    before = payer.deficit, other.protocol.user.lines.deficit
+    if end == "hang_up":
+        leaver.transport.hang_up()
+    else:
+        leaver.protocol.close(CloseReason.OPERATOR)
+    bus.turn()
+    other.send(b"MSG key/1\0")
+    assert payer.deficit < before[0] - 10 * QUANTUM
+    assert other.protocol.user.lines.deficit > before[1] - QUANTUM
+
+
+def test_a_new_key_costs_the_same_when_the_cache_is_full():
+    """A user cannot fill the route cache up to the last place, and have another one pay for all of it."""
+    bus = Bus()
+    filler, other = connect(bus), connect(bus, uid=2)
+    bus.registry.router._cache._max_keys = 1000
+    filler.send(*(b"MSG key/%d\0" % n for n in range(999)))
+    bus.registry.scheduler.press()
+    before = other.protocol.user.lines.deficit
+    other.send(b"MSG k/1\0", b"MSG k/2\0")
+    assert len(bus.registry.routes) < 1000
+    assert other.protocol.user.lines.deficit > before - QUANTUM // 10
 
 
 # --- batches ---------------------------------------------------------------------------------------
@@ -220,6 +251,37 @@ def test_a_long_run_for_the_mail_is_cut_to_a_number_of_copies(monkeypatch):
     assert own.take() == messages
     bus.finish()
     assert {tuple(reader.take()) for reader in readers} == {tuple(messages)}
+
+
+def test_a_lone_message_is_no_long_run(monkeypatch):
+    """A message alone cannot be cut, so it takes the shortest way, whatever the number of its receivers."""
+    bus = Bus()
+    publisher = connect(bus)
+    readers = [connect(bus, b"SUB k", uid=2 + n % 5) for n in range(LONG_RUN + 1)]
+    bus.registry.scheduler.press()
+    publisher.send(b"MSG k\0first")
+    monkeypatch.setattr(BusProtocol, "_handle_batch", lambda *_: pytest.fail("it was handled as a long run"))
+    publisher.send(b"MSG k\0second")
+    monkeypatch.undo()
+    bus.settle()
+    assert {tuple(reader.take()) for reader in readers} == {(b"MSG k\0first", b"MSG k\0second")}
+
+
+def test_copies_that_wait_in_the_mail_teach_nothing(monkeypatch):
+    """Receivers that wait for earlier mail get a run by mail, so it says nothing of the time that their copies take."""
+    bus = HandTurnedBus(tick=1_000)
+    publisher, stranger = connect(bus), connect(bus, uid=2)
+    readers = [connect(bus, b"SUB k") for _ in range(200)]
+    bus.registry.scheduler.press()
+    stranger.send(b"MSG k\0")  # an entry for all of them
+    before = bus.registry.routes[b"k"].ns
+    monkeypatch.setattr(bus.registry.scheduler, "working_time", lambda: pytest.fail("a run was measured"))
+    messages = [b"MSG k\0%d" % n for n in range(BATCH)]
+    publisher.send(*messages)
+    assert bus.registry.routes[b"k"].ns == before
+    monkeypatch.undo()
+    bus.finish()
+    assert {tuple(reader.take()) for reader in readers} == {(b"MSG k\0", *messages)}
 
 
 @pytest.mark.parametrize("readers", [0, 10, 100])

@@ -395,7 +395,8 @@ def test_a_message_for_several_users():
 
 
 @pytest.mark.parametrize("readers", [OF_OTHERS + 1, 400])
-def test_to_append_costs_a_publisher_the_same(readers):
+@pytest.mark.parametrize("has_echo", [True, False])
+def test_to_append_costs_a_publisher_the_same(readers, has_echo):
     """A message for many receivers of another user costs its publisher as much as one for a few of them (I4)."""
     costs = []
     for count in (OF_OTHERS + 1, readers):
@@ -404,8 +405,8 @@ def test_to_append_costs_a_publisher_the_same(readers):
         publisher = bus.connect(uid=1)
         bus.registry.scheduler.is_busy = True
         route = bus.registry.route(b"k")
-        bus.registry.deliver(messages(1), route, publisher.protocol)
-        costs.append(calls(bus.registry.deliver, messages(1), route, publisher.protocol))
+        bus.registry.deliver(messages(1), route, publisher.protocol, False, has_echo)
+        costs.append(calls(bus.registry.deliver, messages(1), route, publisher.protocol, False, has_echo))
     assert costs[0] == costs[1]
 
 

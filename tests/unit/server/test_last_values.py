@@ -48,6 +48,17 @@ def test_the_newest_value_of_each_key():
     assert late.take() == []
 
 
+def test_a_snapshot_without_memory_is_no_subscription():
+    """A request for which the client's user has no memory is refused whole, if violations are ignored too."""
+    bus = Bus(last_values=EVERYTHING, limits=Limits(user_memory=100_000), ignore_violations=True)
+    one, late = bus.connect(uid=0), bus.connect(uid=READER)
+    one.send(*(b"MSG %d\x00x" % number for number in range(10_000)))
+    late.send(b"CMSG last\0", b"CMSG !/cred/whoami")
+    one.send(b"MSG k\0live")
+    assert not late.protocol.patterns
+    assert [packet for packet in late.take() if not packet.startswith(b"CMSG !/cred/whoami")] == []
+
+
 def test_an_empty_payload_deletes():
     """A message without payload is delivered, and its key is not kept any more."""
     bus = Bus(last_values=EVERYTHING)

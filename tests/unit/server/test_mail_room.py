@@ -221,6 +221,37 @@ def test_a_lone_publisher_has_half_of_the_time():
     assert is_clean(bus)
 
 
+def test_what_a_gap_counts_by_receiver_is_paid_for_by_their_user(monkeypatch):
+    """A publisher that loses messages for more than `GAP_GROUPS` groups pays for none of the counting by receiver."""
+    bus = Bus()
+    keys = [b"key/%d" % number for number in range(GAP_GROUPS + 8)]
+    readers = readers_of(bus, b"SUB k", count=MANY + len(keys))
+    for at, key in enumerate(keys):
+        for reader in readers[: MANY + at]:
+            reader.send(b"SUB " + key)
+    publisher = bus.connect(uid=PUBLISHER)
+    scheduler, now = bus.registry.scheduler, [0]
+    scheduler.is_busy = True
+    lines_of(bus).most_bytes = 10_000
+    spread, spreads = Gap._spread, list[int]()
+
+    def slowly(gap, *rest):
+        now[0] += 1_000_000
+        spreads.append(1)
+        spread(gap, *rest)
+
+    monkeypatch.setattr(Gap, "_spread", slowly)
+    scheduler.clock = lambda: now[0]
+    for key in (b"k", *keys):
+        bus.registry.route(key)  # which is paid for apart
+    before = publisher.protocol.user.lines.deficit, lines_of(bus).deficit
+    for key in (b"k", *keys):
+        publisher.transport.deliver(message(key=key, size=4_000))
+    assert spreads
+    assert publisher.protocol.user.lines.deficit == before[0]
+    assert lines_of(bus).deficit == before[1] - len(spreads) * 1_000_000
+
+
 def test_a_gap_with_many_groups():
     """Losses of more than `GAP_GROUPS` groups are counted by receiver, and each receiver learns exactly its own."""
     bus = Bus()

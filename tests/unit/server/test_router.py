@@ -12,8 +12,7 @@ from twisted.internet.task import Clock
 from sbus.fair import Lines, Scheduler
 from sbus.fair.lines import QUANTUM
 from sbus.protocol.keys import CURRENT, matches
-from sbus.server.bus.router import _BLAMED, _FORGOTTEN, _REFRESHED_RECEIVERS, Router
-from tests.support.buses import Bus
+from sbus.server.bus.router import _BLAMED, _KEPT, _REFRESHED_RECEIVERS, Router
 from tests.support.strategies import PEERS, keys, may_subscribe, patterns
 
 
@@ -118,25 +117,36 @@ def test_who_changes_routes_pays_for_them():
     scheduler.end(publisher)
     assert len(found.receivers) == len(before.receivers) - 1
     assert found.has_groups
-    assert (QUANTUM - changer.deficit, QUANTUM - publisher.deficit) == (1_000, 2_000)
+    assert (QUANTUM - changer.deficit, QUANTUM - publisher.deficit) == (1_000 + _KEPT, 2_000)
     router.routes.pop(b"k")
     router.route(b"k")
-    assert changer.deficit == QUANTUM - 1_000
+    assert changer.deficit == QUANTUM - 1_000 - _KEPT
     scheduler.is_busy = False
     router.remove(members[1], b"", None)
     router.route(b"k")
-    assert changer.deficit == QUANTUM - 1_000  # nobody else is active: nobody is charged
+    assert changer.deficit == QUANTUM - 1_000 - _KEPT  # nobody else is active: nobody is charged
+
+
+class Payments(Scheduler):
+    """Notes what those for whom something is done pay in addition."""
+
+    def __init__(self) -> None:
+        super().__init__(Clock())
+        self.paid: list[int] = []
+
+    def add(self, took: int) -> None:
+        self.paid.append(took)
 
 
 def test_routes_that_are_forgotten_together_are_paid_for():
     """Who gives keys another meaning pays for each route that is looked up again because of it."""
-    bus = Bus()
-    router = bus.registry.router
+    scheduler = Payments()
+    router, paid = Router(CURRENT, scheduler), scheduler.paid
     for number in range(3):
         router.route(b"%d" % number)
-    before = router.surcharge
+    paid.clear()
     router.forget_routes()
-    assert router.surcharge - before == 3 * _FORGOTTEN
+    assert paid == [3 * _KEPT]
     assert not router.routes
 
 
@@ -169,15 +179,18 @@ def test_many_keys_that_are_looked_up_again():
 
 
 def test_routes_without_room_are_paid_for():
-    """A route that is forgotten for want of room is worth its next look-up, once; what is found stays right."""
-    router = Router(CURRENT, Scheduler(Clock()), cache_bytes=4_000)
+    """Each new route pays for the room that it takes, so the one for which there is none pays no more than others."""
+    scheduler = Payments()
+    router, paid = Router(CURRENT, scheduler, cache_bytes=4_000), scheduler.paid
     receivers: list[Any] = [Named(number % len(PEERS)) for number in range(40)]
+    most = 0
     for number in range(60):
         router.route(b"%d" % number)
-    assert 0 < router.surcharge < 60 * _FORGOTTEN
-    before = router.surcharge
+        most = max(most, len(router.routes))
+    assert paid == [_KEPT] * 60
+    assert most < 60  # there was no room for all
     router.route(b"59")
-    assert router.surcharge == before
+    assert len(paid) == 60
     for at, receiver in enumerate(receivers):
         router.add(receiver, b"", None)
         for number in range(30):

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import array
 import contextlib
-import errno
-import fcntl
 import grp
 import os
-import resource
-import shutil
 import socket
-import stat
-import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -21,81 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbus.errors import AddressError, ListenError
-from sbus.syscalls import listening
 from sbus.syscalls.addresses import Address, connect, default_address, parse
-from sbus.syscalls.listening import adopt, inherited_name, listen, rehearse
+from sbus.syscalls.listening import listen, rehearse
 from sbus.syscalls.sockets import is_unix
-from tests.support.descriptors import descriptors
+from tests.unit.syscalls.addressing import NOBODY, as_user, fill_backlog, mode, needs_root, on, stale, talk
 
-NOBODY = 65_534
-
-
-@pytest.fixture
-def directory():
-    """A directory with a short name (a socket's path has 107 bytes at most) that other users can enter."""
-    path = Path(tempfile.mkdtemp(prefix="sbus-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
+pytestmark = pytest.mark.usefixtures("no_leaks")
 
 
-@pytest.fixture
-def path(directory):
-    return directory / "socket"
-
-
-@pytest.fixture(autouse=True)
-def _no_leaks():
-    """No test leaves a descriptor open."""
-    before = descriptors()
-    yield
-    assert not descriptors().items() - before.items()
-
-
-def on(path, **kwargs):
-    """Listen on a path, for use with `closing`."""
-    return contextlib.closing(listen(parse(str(path)), **kwargs))
-
-
-def seqpacket():
-    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
-def talk(address):
-    """Return whether a client can connect to the address right now."""
-    try:
-        connect(address).close()
-    except OSError:
-        return False
-    return True
-
-
-def stale(path):
-    """A socket as a killed server leaves it."""
-    with seqpacket() as sock:
-        sock.bind(str(path))
-        sock.listen()
-    return os.lstat(path).st_ino
-
-
-def mode(path):
-    return stat.S_IMODE(os.lstat(path).st_mode)
-
-
-@contextlib.contextmanager
-def as_user(uid):
-    """Act as another user for a while, without any capability; only root can."""
-    os.seteuid(uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-
-
-# --- how an address is written -----------------------------------------------------------------------------------
+# --- how an address is written --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -214,7 +141,7 @@ def test_default_address():
             default_address(environ, 7)
 
 
-# --- listening and connecting ------------------------------------------------------------------------------------
+# --- listening and connecting ---------------------------------------------------------------------
 
 
 def test_listen_and_connect(path):
@@ -273,13 +200,6 @@ def test_connect_to_nobody(directory, path):
         connect(parse(str(path)))
 
 
-def fill_backlog(bound, stack):
-    """Connect until the server's backlog is full."""
-    with contextlib.suppress(BlockingIOError):
-        for _ in range(100):
-            stack.enter_context(connect(bound.address))
-
-
 def test_full_backlog(path):
     """A server whose backlog is full is alive, and the client has to try again."""
     with on(path, backlog=0) as bound, contextlib.ExitStack() as stack:
@@ -301,7 +221,7 @@ def test_descriptors_are_refused(path):
             assert server.recvmsg(100)[0] == b"packet"
 
 
-# --- permissions -------------------------------------------------------------------------------------------------
+# --- permissions ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o777])
@@ -393,362 +313,7 @@ def test_foreign_group(directory, path):
     assert os.listdir(directory) == []
 
 
-# --- what stands in the way --------------------------------------------------------------------------------------
-
-
-def test_live_socket(path):
-    """A path on which a server listens is never replaced, not even with reuse; that server is not disturbed."""
-    with on(path) as bound:
-        inode = os.lstat(path).st_ino
-        for reuse in (True, False):
-            with pytest.raises(ListenError, match="in use by a server that is running: stop that one"):
-                listen(parse(str(path)), reuse=reuse)
-        assert os.lstat(path).st_ino == inode
-        assert talk(bound.address)
-
-
-def test_live_socket_with_a_full_backlog(path):
-    """A server that does not accept in time is alive."""
-    with on(path, backlog=0) as bound, contextlib.ExitStack() as stack:
-        fill_backlog(bound, stack)
-        with pytest.raises(ListenError, match="in use by a server that is running"):
-            listen(parse(str(path)), reuse=True)
-        assert path.exists()
-
-
-@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
-def test_live_socket_of_another_kind(path, kind):
-    """A server of another kind is alive as well."""
-    with socket.socket(socket.AF_UNIX, kind) as sock:
-        sock.bind(str(path))
-        if kind == socket.SOCK_STREAM:
-            sock.listen()
-        with pytest.raises(ListenError, match="in use by a server that is running"):
-            listen(parse(str(path)), reuse=True)
-        assert path.exists()
-
-
-def test_stale_socket(path):
-    """A path that a dead server left is replaced on request; otherwise the error says how to request it."""
-    inode = stale(path)
-    with pytest.raises(ListenError, match="left over from a server that is gone: start with --reuse"):
-        listen(parse(str(path)))
-    assert os.lstat(path).st_ino == inode
-    with on(path, reuse=True) as bound:
-        assert talk(bound.address)
-    assert not os.path.lexists(path)
-
-
-def test_reuse_of_nothing(path):
-    """Requesting reuse if nothing is in the way is not an error."""
-    with on(path, reuse=True) as bound:
-        assert talk(bound.address)
-
-
-@pytest.mark.parametrize(
-    "kind", ["file", "empty", "directory", "fifo", "link to a file", "link to a socket", "dangling"]
-)
-def test_not_a_socket(directory, path, kind):
-    """Nothing but a socket is ever replaced, and no link is followed."""
-    other = directory / "other"
-    if kind == "file":
-        path.write_text("precious")
-    elif kind == "empty":
-        path.touch()
-    elif kind == "directory":
-        path.mkdir()
-    elif kind == "fifo":
-        os.mkfifo(path)
-    else:
-        if kind == "link to a file":
-            other.write_text("precious")
-        elif kind == "link to a socket":
-            stale(other)
-        path.symlink_to(other)
-    before = os.lstat(path), sorted(os.listdir(directory))
-    with pytest.raises(ListenError, match="exists and is not a socket: remove it yourself"):
-        listen(parse(str(path)), reuse=True)
-    assert (os.lstat(path), sorted(os.listdir(directory))) == before
-
-
-def test_replace_empty(path):
-    """An empty file is replaced on request; a file with content, or a stale socket, is not."""
-    path.touch()
-    with on(path, replace_empty=True) as bound:
-        assert talk(bound.address)
-    path.write_text("precious")
-    with pytest.raises(ListenError, match="not a socket"):
-        listen(parse(str(path)), replace_empty=True)
-    path.unlink()
-    stale(path)
-    with pytest.raises(ListenError, match="start with --reuse"):
-        listen(parse(str(path)), replace_empty=True)
-
-
-def test_close_leaves_what_is_not_ours(path):
-    """If another file was put at the path meanwhile, it is not removed."""
-    bound = listen(parse(str(path)))
-    path.unlink()
-    with on(path) as other:
-        bound.close()
-        assert talk(other.address)
-    bound = listen(parse(str(path)))
-    path.unlink()
-    path.write_text("precious")
-    bound.close()
-    assert path.read_text() == "precious"
-    path.unlink()
-    bound = listen(parse(str(path)))
-    path.unlink()
-    bound.close()
-
-
-def test_two_servers_at_once(directory, path, monkeypatch):
-    """The directory is locked until the socket listens, as before that it looks like a stale one."""
-    real_lock = listening._directory_lock
-    locked = []
-
-    @contextlib.contextmanager
-    def lock(name):
-        with real_lock(name):
-            assert os.fsdecode(name) == str(directory)
-            yield
-            fd = os.open(directory, os.O_RDONLY)
-            try:
-                with pytest.raises(BlockingIOError):
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            finally:
-                os.close(fd)
-            locked.append(talk(parse(str(path))))
-
-    monkeypatch.setattr(listening, "_directory_lock", lock)
-    with on(path, reuse=True):
-        assert locked == [True]
-        fd = os.open(directory, os.O_RDONLY)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        finally:
-            os.close(fd)
-
-
-def test_a_lock_that_is_given_back(directory, path, monkeypatch):
-    """While another server starts in the directory, listen waits and tries again."""
-    fd = os.open(directory, os.O_RDONLY)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    naps = []
-
-    def sleep(seconds):
-        assert not path.exists()
-        naps.append(seconds)
-        if len(naps) == 3:
-            os.close(fd)
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    with on(path) as bound:
-        assert talk(bound.address)
-    assert len(naps) == 3
-    assert max(naps) < 0.1
-
-
-def test_a_lock_that_is_not_given_back(directory, path, monkeypatch):
-    """A process that never gives back the directory's lock does not keep a server from listening."""
-    now = 0.0
-
-    def sleep(seconds):
-        nonlocal now
-        now += seconds
-
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        with monkeypatch.context() as patch:
-            patch.setattr(time, "monotonic", lambda: now)
-            patch.setattr(time, "sleep", sleep)
-            bound = listen(parse(str(path)))
-        with contextlib.closing(bound):
-            assert talk(bound.address)
-        assert 1 <= now < 1.1
-    finally:
-        os.close(fd)
-
-
-# --- what else can be wrong --------------------------------------------------------------------------------------
-
-
-def test_missing_directory(directory):
-    """A directory that is not there is named."""
-    with pytest.raises(ListenError, match=f"make the directory {directory}/missing first, or choose another --socket"):
-        listen(parse(str(directory / "missing/socket")))
-
-
-def test_directory_that_is_none(directory, path):
-    """A file where a directory should be is named."""
-    path.touch()
-    with pytest.raises(ListenError, match=f"{path} is not a directory: choose another --socket"):
-        listen(parse(f"{path}/socket"))
-
-
-@pytest.mark.parametrize("directory_mode", [0o555, 0o600, 0o000])
-def test_no_permission(directory, path, directory_mode):
-    """A directory without write permission is named."""
-    directory.chmod(directory_mode)
-    user = as_user(NOBODY) if os.geteuid() == 0 else contextlib.nullcontext()
-    with user, pytest.raises(ListenError, match=f"you may not make a socket in {directory}: choose another --socket"):
-        listen(parse(str(path)))
-    directory.chmod(0o755)
-
-
-@needs_root
-def test_directory_that_cannot_be_read(directory, path):
-    """A directory with write but without read permission serves as well."""
-    directory.chmod(0o733)
-    with as_user(NOBODY), on(path) as bound:
-        assert talk(bound.address)
-    assert os.listdir(directory) == []
-
-
-@pytest.mark.parametrize(
-    ("error", "remedy"),
-    [
-        (errno.EROFS, "is read-only: choose another --socket"),
-        (errno.ENOSPC, "is full: make room, or choose another --socket"),
-        (errno.EIO, "Input/output error: choose another --socket"),
-    ],
-)
-def test_other_errors(directory, path, monkeypatch, error, remedy):
-    """Any other error of the system is reported with a remedy, and nothing is left behind."""
-
-    def chmod(*args):
-        raise OSError(error, os.strerror(error))
-
-    monkeypatch.setattr(os, "chmod", chmod)
-    with pytest.raises(ListenError, match=remedy) as caught:
-        listen(parse(str(path)))
-    assert os.strerror(error) in str(caught.value)
-    assert "\n" not in str(caught.value)
-    monkeypatch.undo()
-    assert os.listdir(directory) == []
-
-
-def test_no_descriptors_left(path):
-    """Without a free descriptor for the socket the error says what to raise."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.ExitStack() as stack:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        with contextlib.suppress(OSError):
-            while True:
-                stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
-        with pytest.raises(ListenError, match=r"raise the limit of open files \(ulimit -n\)"):
-            listen(parse(str(path)))
-    assert not os.path.lexists(path)
-
-
-# --- inherited sockets -------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def inherited(sock):
-    """The address of a socket that another process made; `adopt` closes it."""
-    fd = sock.detach()
-    os.set_inheritable(fd, True)
-    yield parse(f"/dev/fd/{fd}")
-
-
-@pytest.mark.parametrize("is_listening", [True, False])
-def test_adopt(path, is_listening):
-    """A bound socket is adopted, listening or not; its path and mode stay with the process that made it."""
-    sock = seqpacket()
-    sock.bind(str(path))
-    path.chmod(0o741)
-    if is_listening:
-        sock.listen()
-    with inherited(sock) as address:
-        assert inherited_name(address) == os.fsencode(path)
-        bound = listen(address, mode=0o777)
-        assert bound.address.text == address.text
-        assert bound.address.name == os.fsencode(path)
-        assert not bound.sock.getblocking()
-        assert not bound.sock.get_inheritable()
-        assert talk(parse(str(path)))
-        bound.close()
-    assert mode(path) == 0o741
-    assert not talk(parse(str(path)))
-
-
-def test_adopt_abstract():
-    """The name of an inherited abstract socket is known, so that it can be protected like any other."""
-    name = b"\0sbus-test-" + os.urandom(8)
-    sock = seqpacket()
-    sock.bind(name)
-    with inherited(sock) as address:
-        assert inherited_name(address) == name
-        with contextlib.closing(adopt(address)) as bound:
-            assert bound.address.name == name
-            assert bound.address.is_abstract
-
-
-def wrong_sockets():
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return [
-        (seqpacket(), "is not bound to an address: bind it before passing it"),
-        (ours, "is not bound to an address"),
-        (theirs, "is not bound to an address"),
-        (
-            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM),
-            r"not a Unix socket of type SOCK_SEQPACKET: .*ListenSequentialPacket=",
-        ),
-        (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), "not a Unix socket of type SOCK_SEQPACKET"),
-        (socket.socket(socket.AF_INET, socket.SOCK_STREAM), "not a Unix socket of type SOCK_SEQPACKET"),
-    ]
-
-
-def test_adopt_refuses_what_it_cannot_use():
-    """Another kind of socket, or an unbound one, is refused with a remedy; its owner keeps it, open."""
-    for sock, remedy in wrong_sockets():
-        with sock:
-            address = parse(f"/dev/fd/{sock.fileno()}")
-            with pytest.raises(ListenError, match=remedy):
-                listen(address)
-            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 0
-
-
-def test_adopt_refuses_a_connected_socket(path):
-    """A socket that is bound but connected cannot listen."""
-    with on(path) as bound, contextlib.closing(connect(parse(str(path)))):
-        server, _ = bound.sock.accept()
-        with server, pytest.raises(ListenError, match=r"cannot listen \(.*\): pass a socket that is bound"):
-            listen(parse(f"/dev/fd/{server.fileno()}"))
-
-
-def test_adopt_refuses_what_is_no_socket(directory):
-    """A closed descriptor, or one of something else, is named; it is left as it is."""
-    with open(os.devnull, "rb") as file:
-        for function in (listen, adopt, inherited_name):
-            with pytest.raises(
-                ListenError, match=f"descriptor {file.fileno()} is not an open socket .*have the parent"
-            ):
-                function(parse(f"/dev/fd/{file.fileno()}"))
-        os.fstat(file.fileno())
-    with pytest.raises(ListenError, match="descriptor 999999 is not an open socket"):
-        listen(parse("/dev/fd/999999"))
-
-
-def test_inherited_name_of_other_kinds():
-    """The name of another kind of socket is not returned."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        with pytest.raises(ListenError, match="not a Unix socket of type SOCK_SEQPACKET"):
-            inherited_name(parse(f"/dev/fd/{sock.fileno()}"))
-        assert sock.getsockname() == ""
-
-
-def test_systemd_needs_a_descriptor():
-    """Sockets from systemd are adopted by descriptor; listening on their name is refused."""
-    with pytest.raises(ListenError, match="handed over as descriptors"):
-        listen(parse("systemd:bus"))
-
-
-# --- a rehearsal ---------------------------------------------------------------------------------------------------
+# --- a rehearsal ----------------------------------------------------------------------------------
 
 
 def test_rehearsal_changes_nothing(directory):
