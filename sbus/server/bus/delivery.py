@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import islice
-from typing import cast
+from typing import Any, cast
 
 from sbus.fair import Lines
 from sbus.flood import PROGRAM, PayloadMessage
@@ -330,7 +330,7 @@ def account_of(publisher: Publisher) -> Hashable:
     return signature.user if signature.is_vouched else publisher.user.uid
 
 
-def _copies(route: Route[Receiver], skip: Publisher | None) -> int:
+def _copies(route: Route[Receiver], skip: Any) -> int:
     """Return the number of receivers on a route but one, which is looked for only among those of its user."""
     is_on = skip is not None and any(group.user is skip.user and skip in group.members for group in route.groups)
     return len(route.receivers) - is_on
