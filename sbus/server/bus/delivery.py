@@ -114,12 +114,12 @@ class Delivery(Handover):
         now, later = self._split(size, route, publisher)
         if later and not self._has_own_room(later, count, size, publisher):
             return 0
-        receivers, skip = tuple(now), None if has_echo else publisher
-        if skip is not None:
-            receivers = without(receivers, skip)
+        receivers, copies, skip = tuple(now), len(route.receivers), None
+        if not has_echo:
+            receivers, copies, skip = without(receivers, publisher), copies - _is_on(route, publisher), publisher
         if self._blocking and count > 1 and not self._has_room(packets, receivers, publisher):
             return self._deliver_halves(packets, route, publisher, has_echo)
-        self._count(packets, _copies(route, skip))
+        self._count(packets, copies)
         if is_unrouted(route.receivers, self.uncounted, self._muted, skip):
             self._counters.unrouted += count
         if later:
@@ -168,7 +168,7 @@ class Delivery(Handover):
             return 0
         skip = None if has_echo else publisher
         counters = self._counters
-        counters.tally.add([message], _copies(route, skip))
+        counters.tally.add([message], len(route.receivers) - _is_on(route, skip))
         counters.payloads += 1
         counters.payload_bytes += message.length
         counters.unrouted += is_unrouted(route.receivers, self.uncounted, self._muted, skip)
@@ -330,10 +330,9 @@ def account_of(publisher: Publisher) -> Hashable:
     return signature.user if signature.is_vouched else publisher.user.uid
 
 
-def _copies(route: Route[Receiver], skip: Any) -> int:
-    """Return the number of receivers on a route but one, which is looked for only among those of its user."""
-    is_on = skip is not None and any(group.user is skip.user and skip in group.members for group in route.groups)
-    return len(route.receivers) - is_on
+def _is_on(route: Route[Receiver], client: Any) -> bool:
+    """Return whether a client is on a route: it is looked for among the receivers of its user."""
+    return client is not None and any(group.user is client.user and client in group.members for group in route.groups)
 
 
 def without(receivers: Sequence[Receiver], publisher: object) -> tuple[Receiver, ...]:
