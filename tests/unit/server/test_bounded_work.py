@@ -50,6 +50,19 @@ def slow_sockets(bus: HandTurnedBus, readers: list[Peer], nanoseconds: int) -> N
         reader.transport._take = slowly  # type: ignore[method-assign]
 
 
+def runs_of(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list of the lengths of the runs that the bus delivers from now on."""
+    runs: list[int] = []
+    deliver = bus.registry.deliver
+
+    def count(packets, *rest):
+        runs.append(len(packets))
+        return deliver(packets, *rest)
+
+    monkeypatch.setattr(bus.registry, "deliver", count)
+    return runs
+
+
 class Slow(Observer):
     """An observer that takes time for each message."""
 
@@ -68,14 +81,7 @@ def test_new_keys_make_runs(monkeypatch):
     """Messages with new keys are delivered together, as those with known keys are."""
     bus = Bus()
     reader, publisher = connect(bus, b"SUB k/", uid=2), connect(bus)
-    runs: list[int] = []
-    deliver = bus.registry.deliver
-
-    def count(packets, *rest):
-        runs.append(len(packets))
-        return deliver(packets, *rest)
-
-    monkeypatch.setattr(bus.registry, "deliver", count)
+    runs = runs_of(bus, monkeypatch)
     messages = [b"MSG k/%d\0" % n for n in range(50)]
     publisher.send(*messages)
     assert runs == [50]
@@ -235,14 +241,7 @@ def test_a_long_run_for_the_mail_is_cut_to_a_number_of_copies(monkeypatch):
     bus = HandTurnedBus(tick=1_000)
     publisher, own = connect(bus), connect(bus, b"SUB k")
     readers = [connect(bus, b"SUB k", uid=2 + n % 3) for n in range(600)]
-    runs: list[int] = []
-    deliver = bus.registry.deliver
-
-    def count(packets, *rest):
-        runs.append(len(packets))
-        return deliver(packets, *rest)
-
-    monkeypatch.setattr(bus.registry, "deliver", count)
+    runs = runs_of(bus, monkeypatch)
     monkeypatch.setattr(bus.registry.scheduler, "working_time", lambda: pytest.fail("a run was measured"))
     bus.registry.scheduler.press()
     messages = [b"MSG k\0%d" % n for n in range(BATCH)]
