@@ -89,7 +89,8 @@ class Router:
         receivers = self._look_up(key, secret)
         if not self._is_caching:
             return Route(receivers, self._cache.all_groups)
-        self._scheduler.add(_KEPT)
+        if len(key) <= LONGEST_KEY:
+            self._scheduler.add(_KEPT)
         return self._cache.remember(key, secret, receivers)
 
     def _look_up(self, key: bytes, secret: SecretKey | None) -> tuple[Receiver, ...]:

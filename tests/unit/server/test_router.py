@@ -12,6 +12,7 @@ from twisted.internet.task import Clock
 from sbus.fair import Lines, Scheduler
 from sbus.fair.lines import QUANTUM
 from sbus.protocol.keys import CURRENT, matches
+from sbus.routing.cache import LONGEST_KEY
 from sbus.server.bus.router import _BLAMED, _KEPT, _REFRESHED_RECEIVERS, Router
 from tests.support.strategies import PEERS, keys, may_subscribe, patterns
 
@@ -191,6 +192,8 @@ def test_routes_without_room_are_paid_for():
     assert most < 60  # there was no room for all
     router.route(b"59")
     assert len(paid) == 60
+    router.route(b"k" * (LONGEST_KEY + 1))
+    assert len(paid) == 60  # it takes no room
     for at, receiver in enumerate(receivers):
         router.add(receiver, b"", None)
         for number in range(30):
