@@ -204,7 +204,7 @@ class BusProtocol(ReceivingHalf):
             if (
                 until == total <= BATCH
                 and route is not None
-                and (total * len(route.receivers) < LONG_RUN or total == 1)
+                and (total * len(route.receivers) < LONG_RUN or (total == 1 and self.has_echo))
                 and (self.is_free or self._may_hand(route))
             ):
                 delivery = self._delivery
