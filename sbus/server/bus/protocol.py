@@ -352,7 +352,7 @@ class BusProtocol(ReceivingHalf):
             most = at + max(1, MOST_COPIES // copies)
             if most < stop:
                 stop, is_whole = most, False
-            copies = self._delivery.copies_at_once(total_size(packets[at:stop]), route, self)
+            copies = self._delivery.copies_at_once(packets[at:stop], route, self)
             is_long = (stop - at) * copies >= LONG_RUN
         if is_long:
             began = scheduler.working_time()
