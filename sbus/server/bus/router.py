@@ -73,7 +73,8 @@ class Router:
             began = self._scheduler.clock()
             route = self._find(key)
             _ = route.groups
-            self._scheduler.shift(changer, self._scheduler.clock() - began + _KEPT)
+            kept = _KEPT if key in self.routes else 0
+            self._scheduler.shift(changer, self._scheduler.clock() - began + kept)
         return route
 
     def _find(self, key: bytes) -> Route[Receiver]:

@@ -128,6 +128,19 @@ def test_who_changes_routes_pays_for_them():
     assert changer.deficit == QUANTUM - 1_000 - _KEPT  # nobody else is active: nobody is charged
 
 
+def test_who_changed_a_route_pays_for_no_room_that_it_does_not_take():
+    """While no route is kept, the publisher gets nothing back for room for which it has not paid."""
+    scheduler, changer, publisher = Scheduler(Clock(), lambda: 0), Lines(), Lines()
+    router = Router(CURRENT, scheduler)
+    scheduler.is_busy = True
+    router._blame([b"k"], changer)
+    router.stop_caching()
+    scheduler.begin(publisher)
+    router.route(b"k")
+    scheduler.end(publisher)
+    assert (changer.deficit, publisher.deficit) == (QUANTUM, QUANTUM)
+
+
 class Payments(Scheduler):
     """Notes what those for whom something is done pay in addition."""
 
