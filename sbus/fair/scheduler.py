@@ -249,15 +249,18 @@ class Scheduler:
             return
         began = self.clock()
         before, self._doing = self._doing, lines
+        outer, self._began = self._began, began  # what the chore shifts and adds is its own
         try:
             is_done = chore.run(began + (lines.deficit if is_busy else ALONE))
         finally:
             self._doing = before
+            own, self._began = self._began, outer
         if not is_done:
             self.add_chore(lines, chore)
-        took = self.clock() - began
+        now = self.clock()
         if is_busy:
-            self.shift(lines, took)
+            self.charge(lines, now - own)
+            self._began += now - began
 
     # --- waiting -----------------------------------------------------------------------------
 

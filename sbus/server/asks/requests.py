@@ -28,7 +28,7 @@ class Requests:
     """Answers requests.
 
     :param last_values: None if the bus keeps none.
-    :param subscribe: subscribes a client.
+    :param subscribe: subscribes a client whose user has room for this much more memory besides.
     :param check_user_patterns: makes room for one more watch of a user; raises a `Violation` if there is none.
     :param enlist: called with a client that connects buses.
     :param upstream: handles the control messages of links.
@@ -40,7 +40,7 @@ class Requests:
         interest: Interest,
         pattern_lists: PatternLists,
         last_values: LastValues | None,
-        subscribe: Callable[[Client, bytes], None],
+        subscribe: Callable[[Client, bytes, int], None],
         check_user_patterns: Callable[[User], None],
         enlist: Callable[[Client], None],
         limits: Limits,
@@ -130,9 +130,7 @@ class Requests:
         if pattern is None:
             return False
         values = None if self._dialect.is_secret(pattern) else self._last_values
-        if values is not None and not client.user.may_hold(values.snapshot_memory):
-            raise Violation(ViolationReason.USER_MEMORY)
-        self._subscribe(client, pattern)
+        self._subscribe(client, pattern, 0 if values is None else values.snapshot_memory)
         if values is None:
             client.reply(controls.LAST_DONE, pattern)
         else:

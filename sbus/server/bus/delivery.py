@@ -215,13 +215,10 @@ class Delivery(Handover):
             now += receivers
         return now, later
 
-    def copies_at_once(self, size: int, route: Route[Receiver], publisher: Publisher) -> int:
-        """Return how many copies of a message `deliver` would make at once; the others go into the mail.
-
-        :param size: the bytes of its run.
-        """
-        many = len(route.receivers)
-        if not self.scheduler.is_busy and many <= AT_ONCE:
+    def copies_at_once(self, packets: list[bytes], route: Route[Receiver], publisher: Publisher) -> int:
+        """Return how many copies of each message of a run `deliver` would make at once; the others go into the mail."""
+        many, size = len(route.receivers), total_size(packets)
+        if not self.scheduler.is_busy and many <= AT_ONCE and many * (size // 1024 - len(packets)) <= AT_ONCE_KIB:
             return many
         return len(self._split(size, route, publisher)[0])
 

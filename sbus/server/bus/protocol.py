@@ -204,7 +204,7 @@ class BusProtocol(ReceivingHalf):
             if (
                 until == total <= BATCH
                 and route is not None
-                and (total * len(route.receivers) < LONG_RUN or total == 1)
+                and (total * len(route.receivers) < LONG_RUN or (total == 1 and self.has_echo))
                 and (self.is_free or self._may_hand(route))
             ):
                 delivery = self._delivery
@@ -352,7 +352,7 @@ class BusProtocol(ReceivingHalf):
             most = at + max(1, MOST_COPIES // copies)
             if most < stop:
                 stop, is_whole = most, False
-            copies = self._delivery.copies_at_once(total_size(packets[at:stop]), route, self)
+            copies = self._delivery.copies_at_once(packets[at:stop], route, self)
             is_long = (stop - at) * copies >= LONG_RUN
         if is_long:
             began = scheduler.working_time()

@@ -73,7 +73,8 @@ class Router:
             began = self._scheduler.clock()
             route = self._find(key)
             _ = route.groups
-            self._scheduler.shift(changer, self._scheduler.clock() - began + _KEPT)
+            kept = _KEPT if key in self.routes else 0
+            self._scheduler.shift(changer, self._scheduler.clock() - began + kept)
         return route
 
     def _find(self, key: bytes) -> Route[Receiver]:
@@ -89,7 +90,8 @@ class Router:
         receivers = self._look_up(key, secret)
         if not self._is_caching:
             return Route(receivers, self._cache.all_groups)
-        self._scheduler.add(_KEPT)
+        if len(key) <= LONGEST_KEY:
+            self._scheduler.add(_KEPT)
         return self._cache.remember(key, secret, receivers)
 
     def _look_up(self, key: bytes, secret: SecretKey | None) -> tuple[Receiver, ...]:

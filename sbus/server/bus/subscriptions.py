@@ -108,9 +108,10 @@ class Subscriptions:
         self._flush = flush
         self._forget_user = forget_user
 
-    def subscribe(self, client: Receiver, pattern: bytes) -> None:
+    def subscribe(self, client: Receiver, pattern: bytes, beside: int = 0) -> None:
         """Subscribe a client; identical subscriptions are counted.
 
+        :param beside: the bytes of memory for which the client's user must have room as well.
         :raises Violation: if the client may not subscribe to the pattern, or has too many.
         """
         if client in self.muted:
@@ -128,7 +129,7 @@ class Subscriptions:
                 raise Violation(ViolationReason.TOO_MANY_PATTERNS)
             self.check_user_patterns(client.user)
             memory = pattern_memory(pattern, self._dialect.separator, secret)
-            if not client.user.may_hold(memory):
+            if not client.user.may_hold(memory + beside):
                 raise Violation(ViolationReason.USER_MEMORY)
             self._add_match_cost(client.user, pattern, secret)
             try:
@@ -143,6 +144,8 @@ class Subscriptions:
             if self._upstream.link is not None and secret is None:
                 self._upstream.subscribed(client, pattern)
             self._guard.subscribed(client, pattern, verdict)
+        elif beside and not client.user.may_hold(beside):
+            raise Violation(ViolationReason.USER_MEMORY)
         client.patterns[pattern] = (count + 1, secret)
         for notify in self._events.subscribed:
             notify(client, redact(self._dialect, pattern))

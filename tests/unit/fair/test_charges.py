@@ -289,6 +289,32 @@ def test_a_chore_that_another_user_causes():
     assert (one.deficit, two.deficit) == (QUANTUM - 20, QUANTUM - 100)
 
 
+def test_a_chore_that_a_chore_of_another_user_causes():
+    """Each of three users pays for its own part, once: the batch does not get back what neither chore has cost it."""
+    machine, one, two, three = Machine(), Lines(), Lines(), Lines()
+    busy(machine)
+    chore = Work(machine, 1, 100)
+    chore.during = lambda: machine.scheduler.do(three, Work(machine, 1, 40))
+    machine.scheduler.begin(one)
+    machine.now += 10
+    machine.scheduler.do(two, chore)
+    machine.scheduler.end(one)
+    assert [QUANTUM - lines.deficit for lines in (one, two, three)] == [10, 100, 40]
+
+
+def test_what_a_chore_adds():
+    """What others will need later because of a chore is charged to the user whose chore it is."""
+    machine, one, two = Machine(), Lines(), Lines()
+    busy(machine)
+    chore = Work(machine, 1, 100)
+    chore.during = lambda: machine.scheduler.add(30)
+    machine.scheduler.begin(one)
+    machine.now += 10
+    machine.scheduler.do(two, chore)
+    machine.scheduler.end(one)
+    assert [QUANTUM - lines.deficit for lines in (one, two)] == [10, 130]
+
+
 def test_a_chore_of_the_user_whose_batch_causes_it():
     """A chore in a batch of its own user is charged once."""
     machine, lines = Machine(), Lines()

@@ -283,6 +283,21 @@ def test_copies_that_wait_in_the_mail_teach_nothing(monkeypatch):
     assert {tuple(reader.take()) for reader in readers} == {(b"MSG k\0", *messages)}
 
 
+def test_large_copies_that_wait_in_the_mail_teach_nothing():
+    """Nor does a run of a user alone that is too large to be copied at once."""
+    bus = HandTurnedBus(tick=1_000)
+    publisher, readers = connect(bus), [connect(bus, b"SUB k") for _ in range(200)]
+    bus.registry.scheduler.finish(publisher.protocol.user.lines)
+    publisher.send(b"MSG k\0first")
+    before = bus.registry.routes[b"k"].ns
+    messages = [b"MSG k\0" + bytes(8_000) for _ in range(20)]
+    publisher.send(*messages)
+    assert bus.registry.scheduler.mail_copies == 20 * 200
+    assert bus.registry.routes[b"k"].ns == before
+    bus.finish()
+    assert {tuple(reader.take()) for reader in readers} == {(b"MSG k\0first", *messages)}
+
+
 @pytest.mark.parametrize("readers", [0, 10, 100])
 def test_a_user_alone_waits_for_no_turn(readers):
     """While no other user sends, batches follow each other without a turn between them; then they need turns again."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbus.errors import CloseReason, UsageError
+from sbus.errors import CloseReason, UsageError, ViolationReason
 from sbus.fair.lines import QUANTUM
 from sbus.protocol.bundles import MAGIC, unbundle
 from sbus.protocol.keys import matches
@@ -57,6 +57,23 @@ def test_a_snapshot_without_memory_is_no_subscription():
     one.send(b"MSG k\0live")
     assert not late.protocol.patterns
     assert [packet for packet in late.take() if not packet.startswith(b"CMSG !/cred/whoami")] == []
+
+
+@pytest.mark.parametrize("is_subscribed", [False, True])
+def test_a_snapshot_has_room_beside_its_subscription(is_subscribed):
+    """A user has memory for both, or gets neither: the pattern alone leaves too little for the snapshot."""
+    bus = Bus(last_values=EVERYTHING, limits=Limits(user_memory=700_000), ignore_violations=True)
+    one, late = bus.connect(uid=0), bus.connect(uid=READER)
+    one.send(*(b"MSG %d\x00x" % number for number in range(10_000)))
+    pattern = b"a/" * 3_900
+    late.stall()
+    if is_subscribed:
+        late.send(b"SUB " + pattern)
+    before = dict(late.protocol.patterns)
+    late.send(b"CMSG last\0" + pattern)
+    assert late.protocol.user.may_hold(0)
+    assert late.protocol.patterns == before
+    assert bus.registry.counters.violations_by[ViolationReason.USER_MEMORY] == 1
 
 
 def test_an_empty_payload_deletes():

@@ -6,6 +6,7 @@ import pytest
 
 from sbus.errors import CloseReason
 from sbus.protocol.keys import EARLY
+from sbus.server.bus.protocol import LONG_RUN, BusProtocol
 from sbus.server.core.credentials import AccessSettings
 from sbus.server.core.limits import Limits
 from sbus.server.core.observers import Observer
@@ -131,6 +132,32 @@ def test_echo_off_spares_the_sender_alone():
     assert (a.take(), b.take()) == ([b"MSG k\x002"], [b"MSG k\x002"])
     a.send(b"CMSG echo/on", b"MSG k\x003")
     assert a.take() == [b"MSG k\x003"]
+
+
+def test_a_publisher_without_echo_is_not_looked_for_among_many_receivers():
+    """A lone message is one step for each user, not one for each receiver, if its publisher has no echo."""
+    compared = []
+
+    class Compared(BusProtocol):
+        __hash__ = BusProtocol.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            compared.append(other)
+            return self is other
+
+    bus = Bus()
+    publisher = bus.connect()
+    publisher.send(b"CMSG echo/off")
+    readers = [bus.connect(uid=2 + n % 5, make=Compared) for n in range(LONG_RUN + 1)]
+    for reader in readers:
+        reader.send(b"SUB k")
+    bus.registry.scheduler.press()
+    publisher.send(b"MSG k\0first")
+    compared.clear()
+    publisher.transport.deliver(b"MSG k\0second")
+    assert len(compared) < len(readers) // 10
+    bus.settle()
+    assert {tuple(reader.take()) for reader in readers} == {(b"MSG k\0first", b"MSG k\0second")}
 
 
 def test_secrets_reach_only_whom_they_are_for():

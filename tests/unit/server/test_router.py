@@ -12,6 +12,7 @@ from twisted.internet.task import Clock
 from sbus.fair import Lines, Scheduler
 from sbus.fair.lines import QUANTUM
 from sbus.protocol.keys import CURRENT, matches
+from sbus.routing.cache import LONGEST_KEY
 from sbus.server.bus.router import _BLAMED, _KEPT, _REFRESHED_RECEIVERS, Router
 from tests.support.strategies import PEERS, keys, may_subscribe, patterns
 
@@ -127,6 +128,19 @@ def test_who_changes_routes_pays_for_them():
     assert changer.deficit == QUANTUM - 1_000 - _KEPT  # nobody else is active: nobody is charged
 
 
+def test_who_changed_a_route_pays_for_no_room_that_it_does_not_take():
+    """While no route is kept, the publisher gets nothing back for room for which it has not paid."""
+    scheduler, changer, publisher = Scheduler(Clock(), lambda: 0), Lines(), Lines()
+    router = Router(CURRENT, scheduler)
+    scheduler.is_busy = True
+    router._blame([b"k"], changer)
+    router.stop_caching()
+    scheduler.begin(publisher)
+    router.route(b"k")
+    scheduler.end(publisher)
+    assert (changer.deficit, publisher.deficit) == (QUANTUM, QUANTUM)
+
+
 class Payments(Scheduler):
     """Notes what those for whom something is done pay in addition."""
 
@@ -191,6 +205,8 @@ def test_routes_without_room_are_paid_for():
     assert most < 60  # there was no room for all
     router.route(b"59")
     assert len(paid) == 60
+    router.route(b"k" * (LONGEST_KEY + 1))
+    assert len(paid) == 60  # it takes no room
     for at, receiver in enumerate(receivers):
         router.add(receiver, b"", None)
         for number in range(30):
